@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Makes a kind cluster's parts from source on a machine that reaches package
+# registries (Debian, PyPI, Go modules) but no image registry: the Docker engine,
+# the tools, and every image. Everything lands in a cache, so that only the first
+# call takes long (about 20 minutes on two cores); a failed one goes on where it
+# stopped.
+#
+#   build.sh [engine|tools|images|node|all]...      (default: all)
+#   build.sh env                                    what was made, as shell words
+#
+# RATCHET_AIRGAP_CACHE   the cache (default ~/.cache/ratchet/airgap)
+set -euo pipefail
+
+AIRGAP_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=lib.sh
+source "$AIRGAP_DIR/lib.sh"
+# shellcheck source=engine.sh
+source "$AIRGAP_DIR/engine.sh"
+# shellcheck source=tools.sh
+source "$AIRGAP_DIR/tools.sh"
+# shellcheck source=images.sh
+source "$AIRGAP_DIR/images.sh"
+# shellcheck source=node.sh
+source "$AIRGAP_DIR/node.sh"
+# shellcheck source=operator.sh
+source "$AIRGAP_DIR/operator.sh"
+
+print_env() {
+  cat <<ENV
+AIRGAP_BIN=$CACHE/bin
+AIRGAP_NODE_IMAGE=$(node_image)
+AIRGAP_BASE_IMAGE=$PYTHON_IMAGE
+AIRGAP_BUSYBOX_IMAGE=$BUSYBOX_IMAGE
+AIRGAP_S3_IMAGE=$S3_IMAGE
+AIRGAP_PROMETHEUS_IMAGE=$PROMETHEUS_IMAGE
+AIRGAP_REGISTRY_IMAGE=$REGISTRY_IMAGE
+AIRGAP_OPERATOR_IMAGE=$(operator_image)
+AIRGAP_OPERATOR_MANIFESTS=$(operator_manifests)
+ENV
+}
+
+make_part() {
+  case $1 in
+    engine) engine_up ;;
+    tools) tools_up ;;
+    images) images_up ;;
+    node) node_up ;;
+    all)
+      engine_up
+      tools_up
+      images_up
+      node_up
+      ;;
+    env) print_env ;;
+    *) die "unknown part '$1': engine, tools, images, node, all or env" ;;
+  esac
+}
+
+main() {
+  [[ $(uname -s)-$(uname -m) == Linux-x86_64 ]] || die "only Linux on x86_64"
+  mkdir -p "$CACHE"
+  # One build at a time; a second caller waits and then finds everything made.
+  exec 9>"$CACHE/lock"
+  flock 9
+  rm -rf "$CACHE/tmp"
+  export PATH="$CACHE/bin:$PATH"
+  (($#)) || set -- all
+  local part
+  for part in "$@"; do make_part "$part"; done
+}
+
+main "$@"

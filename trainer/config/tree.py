@@ -1,0 +1,294 @@
+"""Every setting of Ratchet, with its default and its meaning right under it.
+
+The reference table in the README is generated from this file (`trainer.config.reference`),
+so a field without a docstring fails the tests. User code receives the whole tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A mistake of the user that can be told before training: one line, exit code 2."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What this training is called and where its randomness comes from."""
+
+    name: str = "run"
+    """Name of the run: its folder under `store.url`. The same name resumes, a new name starts afresh."""
+
+    seed: int = 0
+    """Seed of the weights, the sample order, dropout and data augmentation."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """User code, by import string; see `trainer.plugins` for the contracts."""
+
+    module: str = "trainer.workloads.digits"
+    """Module that defines `build_model`, `build_dataset`, `loss` and, optionally, the rest below."""
+
+    build_model: str = ""
+    """`package.module:attribute` that replaces the module's `build_model`."""
+
+    build_dataset: str = ""
+    """`package.module:attribute` that replaces the module's `build_dataset`."""
+
+    loss: str = ""
+    """`package.module:attribute` that replaces the module's `loss`."""
+
+    collate: str = ""
+    """`package.module:attribute` that replaces the module's `collate` (else torch's default)."""
+
+    build_optimizer: str = ""
+    """`package.module:attribute` that replaces the module's `build_optimizer` (else `optimizer.*`)."""
+
+    evaluate: str = ""
+    """`package.module:attribute` that replaces the module's `evaluate` (else `loss` on the validation split)."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Free table for the user code (`config.workload.options`); Ratchet does not look inside."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """The length of the run and the contents of one step."""
+
+    epochs: int = 1
+    """Passes over the training split; every sample exactly once in each."""
+
+    max_steps: int = 0
+    """Stop after this many optimizer steps, even within an epoch; 0: no such limit."""
+
+    global_batch_size: int = 64
+    """Samples per optimizer step over all ranks. Fixed for a run, whatever the number of ranks."""
+
+    micro_batch_size: int = 0
+    """Most samples in one forward pass of one rank; larger shares are accumulated. 0: the whole share."""
+
+    drop_last: bool = False
+    """Leave out the last, incomplete global batch of every epoch."""
+
+    clip_norm: float = 0.0
+    """Clip the global gradient norm to this value; 0: no clipping."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16` runs forward and loss under autocast; weights and optimizer state stay as the model made them."""
+
+    sync_batch_norm: bool = False
+    """Convert BatchNorm to SyncBatchNorm (statistics over the global micro-batch; needs a GPU)."""
+
+    evaluate_every_epochs: int = 1
+    """Evaluate after every so many epochs, and always at the end; 0: only at the end."""
+
+    log_every_steps: int = 50
+    """One log line with loss, learning rate and throughput every so many steps."""
+
+    deterministic: bool = True
+    """Choose deterministic kernels where torch has them (cuDNN autotuning off)."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The built-in choice; `workload.build_optimizer` replaces it."""
+
+    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    """Which torch optimizer."""
+
+    lr: float = 1e-3
+    """Peak learning rate. It never changes because the number of ranks changed."""
+
+    weight_decay: float = 0.0
+    """Weight decay (decoupled for adamw, L2 otherwise)."""
+
+    momentum: float = 0.0
+    """Momentum, for sgd."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a pure function of the step."""
+
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """Shape after the warm-up, down to `final_ratio` at the last step."""
+
+    warmup_steps: int = 0
+    """Steps of linear warm-up from 0 to `optimizer.lr`."""
+
+    final_ratio: float = 0.0
+    """Learning rate of the last step over `optimizer.lr`, for cosine and linear."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """How samples reach a rank."""
+
+    workers: int = 0
+    """Loader processes per rank; 0 loads in the rank itself."""
+
+    ledger: bool = False
+    """Write the numbers of all samples trained on into the store with each checkpoint, for `ratchet audit`."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """DistributedDataParallel."""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Collective backend; auto is nccl on GPUs and gloo elsewhere."""
+
+    timeout_seconds: float = 300.0
+    """A collective that waits longer than this fails and names its rank."""
+
+    find_unused_parameters: bool = False
+    """For models in which some parameters get no gradient in some steps."""
+
+    bucket_mb: float = 25.0
+    """Size of a gradient bucket in MiB."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The object store that holds checkpoints."""
+
+    url: str = "file://ratchet-store"
+    """`s3://bucket/prefix` or `file:///folder` (`file://folder` is relative to the working folder)."""
+
+    endpoint: str = ""
+    """Endpoint of an S3-compatible server; empty: AWS, or AWS_ENDPOINT_URL."""
+
+    region: str = ""
+    """Region; empty: the ordinary AWS chain, else us-east-1."""
+
+    path_style: bool = True
+    """With `endpoint`: put the bucket into the path rather than into the host name."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When to save, and what to do at the start."""
+
+    every_steps: int = 0
+    """Save after every so many steps; 0: no step interval."""
+
+    every_seconds: float = 300.0
+    """Save when so many seconds have passed since the last save; 0: no time interval."""
+
+    resume: Literal["auto", "never"] = "auto"
+    """`auto` takes the newest checkpoint that verifies; `never` refuses a run that has one."""
+
+    object_mb: int = 64
+    """Largest object in MiB; also the unit of reading, so the extra memory of a restore."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How ranks are started and stopped."""
+
+    nproc_per_node: str = "auto"
+    """Ranks on this machine when PET_NPROC_PER_NODE does not say: a number, auto, cpu or gpu."""
+
+    max_restarts: int = 100
+    """Restarts of the worker group by torchrun when PET_MAX_RESTARTS does not say."""
+
+    stop_budget_seconds: float = 30.0
+    """Time from SIGTERM to the end: the same value as terminationGracePeriodSeconds."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The HTTP port of the pod: /metrics /healthz /readyz /status."""
+
+    port: int = 9464
+    """Port; 0: any free one. A busy port is replaced by a free one with a warning."""
+
+    host: str = ""
+    """Address to bind; empty: all addresses in Kubernetes, 127.0.0.1 elsewhere."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Log lines on standard output."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    """`auto` is console on a terminal and JSON elsewhere."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is shown."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole tree, as user code and every part of Ratchet receive it."""
+
+    run: Run = field(default_factory=Run)
+    workload: Workload = field(default_factory=Workload)
+    train: Train = field(default_factory=Train)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    data: Data = field(default_factory=Data)
+    parallel: Parallel = field(default_factory=Parallel)
+    store: Store = field(default_factory=Store)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    launch: Launch = field(default_factory=Launch)
+    metrics: Metrics = field(default_factory=Metrics)
+    log: Log = field(default_factory=Log)
+
+
+SECTIONS: Mapping[str, type] = {f.name: f.default_factory for f in dataclasses.fields(Config)}  # type: ignore[misc]  # every field has one, and it is the class
+"""Section name -> its dataclass."""
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_IMPORT_STRING = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def check(config: Config) -> None:
+    """Refuse values that have the right type and can't work.
+
+    Raises:
+        ConfigError: naming the setting, its value and what would be accepted.
+    """
+
+    def need(ok: bool, key: str, rule: str) -> None:
+        if not ok:
+            section, name = key.split(".")
+            value = getattr(getattr(config, section), name)
+            raise ConfigError(f"{key} = {value!r}: {rule}")
+
+    need(bool(_RUN_NAME.fullmatch(config.run.name)), "run.name",
+         "use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    need(-(2**63) <= config.run.seed < 2**63, "run.seed", "must fit into 64 bits")
+    need(bool(_MODULE.fullmatch(config.workload.module)), "workload.module", "must be a dotted module name")
+    for name in ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate"):
+        text = getattr(config.workload, name)
+        need(not text or bool(_IMPORT_STRING.fullmatch(text)), f"workload.{name}",
+             "must be an import string package.module:attribute")
+    need(config.train.epochs >= 1, "train.epochs", "must be at least 1")
+    need(config.train.global_batch_size >= 1, "train.global_batch_size", "must be at least 1")
+    need(0 <= config.train.micro_batch_size <= config.train.global_batch_size, "train.micro_batch_size",
+         f"must be between 0 and train.global_batch_size = {config.train.global_batch_size}")
+    for key in ("train.max_steps", "train.clip_norm", "train.evaluate_every_epochs", "optimizer.lr",
+                "optimizer.weight_decay", "optimizer.momentum", "schedule.warmup_steps", "schedule.final_ratio",
+                "data.workers", "checkpoint.every_steps", "checkpoint.every_seconds", "launch.max_restarts"):
+        section, name = key.split(".")
+        need(getattr(getattr(config, section), name) >= 0, key, "must not be negative")
+    for key in ("train.log_every_steps", "checkpoint.object_mb"):
+        section, name = key.split(".")
+        need(getattr(getattr(config, section), name) >= 1, key, "must be at least 1")
+    for key in ("parallel.timeout_seconds", "parallel.bucket_mb", "launch.stop_budget_seconds"):
+        section, name = key.split(".")
+        need(getattr(getattr(config, section), name) > 0, key, "must be greater than 0")
+    need(0 <= config.metrics.port <= 65535, "metrics.port", "must be between 0 and 65535")
+    need(config.launch.nproc_per_node in ("auto", "cpu", "gpu")
+         or (config.launch.nproc_per_node.isdecimal() and int(config.launch.nproc_per_node) >= 1),
+         "launch.nproc_per_node", "must be a number of at least 1, auto, cpu or gpu")
+    need(config.store.url.startswith(("s3://", "file://")), "store.url",
+         "must begin with s3:// or file://")

@@ -1,0 +1,94 @@
+"""Exit codes: what each means, and what the operator does with it.
+
+The rule of `restartPolicy: ExitCode` is the base: 1-127 permanent, 128-255 retry. torchrun
+itself always exits with 1, so the supervisor decides the code from the ranks' own reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+
+REPORTS_ENV = "RATCHET_REPORTS"
+"""Folder into which ranks write why they end; made by the supervisor, private to the pod."""
+
+
+class Exit(IntEnum):
+    """The codes `ratchet run` and its ranks choose themselves; a rank's death by signal n gives 128 + n."""
+
+    DONE = 0
+    USER_ERROR = 1
+    BAD_CONFIG = 2
+    UNREADABLE = 3
+    INTERRUPTED = 130
+    KILLED = 137
+    PREEMPTED = 143
+    STORE_UNAVAILABLE = 160
+    PEER_LOST = 161
+    NO_RENDEZVOUS = 162
+
+    @property
+    def retryable(self) -> bool:
+        """Whether starting again, unchanged, is the right answer."""
+        return self >= 128
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table in the docs."""
+
+    code: Exit
+    when: str
+    do: str
+
+
+TABLE = (
+    Row(Exit.DONE, "the run is complete, now or already before", "nothing"),
+    Row(Exit.USER_ERROR, "an unexpected error, mostly in user code", "read the last line; fix; start again: it resumes"),
+    Row(Exit.BAD_CONFIG, "a wrong setting, plug-in, store or checkpoint, found before training", "fix what the line names"),
+    Row(Exit.UNREADABLE, "the run has checkpoints and none of them verifies",
+        "repair the store, or set another run.name to start afresh"),
+    Row(Exit.INTERRUPTED, "SIGINT (Ctrl-C): stopped after a checkpoint", "start again: it resumes"),
+    Row(Exit.KILLED, "a rank was killed (SIGKILL, mostly out of memory) and no restart was left", "look at the memory limit"),
+    Row(Exit.PREEMPTED, "SIGTERM: stopped after a checkpoint", "nothing: the operator starts it again"),
+    Row(Exit.STORE_UNAVAILABLE, "the store does not answer", "look at the store; retried"),
+    Row(Exit.PEER_LOST, "another pod's ranks went away and no restart was left", "look at the other pods; retried"),
+    Row(Exit.NO_RENDEZVOUS, "not enough pods came together in time", "look for pending pods; retried"),
+)
+"""Every code, in order."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Why one rank ended, written by that rank: the earliest one of a round is the root cause."""
+
+    code: int
+    rank: int
+    local_rank: int
+    pid: int
+    step: int
+    message: str
+    exception: str = ""
+    time: float = 0.0
+    """Seconds since the epoch."""
+
+
+def write_report(report: Report) -> None:
+    """Leave a report for the supervisor, atomically; without one (plain torchrun) do nothing."""
+    folder = os.environ.get(REPORTS_ENV)
+    if not folder:
+        return
+    target = Path(folder) / f"rank-{report.rank}-{report.pid}.json"
+    draft = target.with_suffix(".tmp")
+    draft.write_text(json.dumps({**asdict(report), "time": report.time or time.time()}))
+    draft.replace(target)
+
+
+def read_reports(folder: Path) -> list[Report]:
+    """All reports in the folder, the earliest first."""
+    reports = [Report(**json.loads(path.read_text())) for path in folder.glob("rank-*.json")]
+    return sorted(reports, key=lambda report: report.time)
