@@ -6,7 +6,7 @@
 # stopped.
 #
 #   build.sh [engine|tools|images|node|all]...      (default: all)
-#   build.sh env                                    what was made, as shell words
+#   build.sh env                                    what was made, as shell variables
 #
 # RATCHET_AIRGAP_CACHE   the cache (default ~/.cache/ratchet/airgap)
 set -euo pipefail
@@ -25,17 +25,18 @@ source "$AIRGAP_DIR/node.sh"
 # shellcheck source=operator.sh
 source "$AIRGAP_DIR/operator.sh"
 
+# Takes no lock: it must answer while another call builds.
 print_env() {
   cat <<ENV
-AIRGAP_BIN=$CACHE/bin
-AIRGAP_NODE_IMAGE=$(node_image)
-AIRGAP_BASE_IMAGE=$PYTHON_IMAGE
-AIRGAP_BUSYBOX_IMAGE=$BUSYBOX_IMAGE
-AIRGAP_S3_IMAGE=$S3_IMAGE
-AIRGAP_PROMETHEUS_IMAGE=$PROMETHEUS_IMAGE
-AIRGAP_REGISTRY_IMAGE=$REGISTRY_IMAGE
-AIRGAP_OPERATOR_IMAGE=$(operator_image)
-AIRGAP_OPERATOR_MANIFESTS=$(operator_manifests)
+TOOLS='$CACHE/bin'
+NODE_IMAGE='$(node_image)'
+BASE_IMAGE='$PYTHON_IMAGE'
+BUSYBOX_IMAGE='$BUSYBOX_IMAGE'
+S3_IMAGE='$S3_IMAGE'
+PROMETHEUS_IMAGE='$PROMETHEUS_IMAGE'
+REGISTRY_IMAGE='$REGISTRY_IMAGE'
+OPERATOR_IMAGE='$(operator_image)'
+OPERATOR_MANIFESTS='$(operator_manifests)'
 ENV
 }
 
@@ -51,14 +52,17 @@ make_part() {
       images_up
       node_up
       ;;
-    env) print_env ;;
-    *) die "unknown part '$1': engine, tools, images, node, all or env" ;;
+    *) die "unknown part '$1': engine, tools, images, node or all" ;;
   esac
 }
 
 main() {
   [[ $(uname -s)-$(uname -m) == Linux-x86_64 ]] || die "only Linux on x86_64"
   mkdir -p "$CACHE"
+  if [[ ${1:-} == env ]]; then
+    print_env
+    return
+  fi
   # One build at a time; a second caller waits and then finds everything made.
   exec 9>"$CACHE/lock"
   flock 9

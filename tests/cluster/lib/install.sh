@@ -1,0 +1,82 @@
+# shellcheck shell=bash
+# What runs in the cluster beside the tests: the training operator, an S3 server
+# with a bucket, Prometheus.
+
+apply() { kubectl apply --server-side --force-conflicts -f - >/dev/null; }
+
+# operator_yaml: the operator's standalone manifests with the chosen images, and a
+# readiness probe that does not wait 10 s first.
+operator_yaml() {
+  local dir=$STATE/operator base=$OPERATOR_MANIFESTS init
+  init=$(offer "$BUSYBOX_IMAGE")
+  rm -rf "$dir"
+  mkdir -p "$dir"
+  [[ $base != /* ]] || base=$(realpath --relative-to="$dir" "$base")
+  cat >"$dir/kustomization.yaml" <<YAML
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources:
+  - $base
+images:
+  - name: ghcr.io/kubeflow/training-v1/training-operator
+    newName: ${1%:*}
+    newTag: ${1##*:}
+patches:
+  - target: {kind: Deployment, name: training-operator}
+    patch: |
+      - op: add
+        path: /spec/template/spec/containers/0/args
+        value: ["--pytorch-init-container-image=$init"]
+      - op: replace
+        path: /spec/template/spec/containers/0/readinessProbe/initialDelaySeconds
+        value: 1
+      - op: replace
+        path: /spec/template/spec/containers/0/readinessProbe/periodSeconds
+        value: 1
+YAML
+  kubectl kustomize "$dir"
+}
+
+install_all() {
+  local operator s3 prometheus
+  operator=$(offer "$OPERATOR_IMAGE")
+  s3=$(offer "$S3_IMAGE")
+  prometheus=$(offer "$PROMETHEUS_IMAGE")
+  offer "$BASE_IMAGE" >/dev/null
+
+  operator_yaml "$operator" >"$STATE/operator.yaml"
+  apply <"$STATE/operator.yaml"
+  apply <"$CLUSTER_DIR/infra/namespace.yaml"
+  sed "s#image-of-s3#$s3#" "$CLUSTER_DIR/infra/s3.yaml" | apply
+  sed "s#image-of-prometheus#$prometheus#" "$CLUSTER_DIR/infra/prometheus.yaml" | apply
+
+  kubectl -n kube-system rollout status deployment/coredns --timeout=180s >&2
+  kubectl -n kubeflow rollout status deployment/training-operator --timeout=300s >&2
+  kubectl -n ratchet-infra rollout status deployment/s3 --timeout=180s >&2
+  kubectl -n ratchet-infra rollout status deployment/prometheus --timeout=180s >&2
+  wait_for 60 "the operator's webhook" a_job_is_accepted
+  wait_for 60 "the bucket $BUCKET" make_bucket
+}
+
+# The webhook answers a little after the Deployment is Available.
+a_job_is_accepted() {
+  kubectl create --dry-run=server -f - <<'YAML'
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: probe, namespace: default}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 1
+      template:
+        spec:
+          containers: [{name: pytorch, image: none}]
+YAML
+}
+
+weed_shell() { kubectl -n ratchet-infra exec -i deployment/s3 -- weed shell; }
+
+make_bucket() {
+  weed_shell <<<"s3.bucket.list" | grep -qw "$BUCKET" ||
+    { weed_shell <<<"s3.bucket.create -name $BUCKET" && weed_shell <<<"s3.bucket.list" | grep -qw "$BUCKET"; }
+}
