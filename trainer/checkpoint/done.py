@@ -1,0 +1,55 @@
+"""The mark that a run is complete, so that a late or re-created pod ends in a second.
+
+Read by the pod's side before it starts any rank: no torch here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from trainer.config import Config
+from trainer.store import NotFound, ObjectStore
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a complete run reached."""
+
+    run: str
+    epochs: int
+    max_steps: int
+    step: int
+    samples: int
+    """Samples trained on, over all epochs."""
+    checkpoint: str
+    """Folder of the last checkpoint in the store."""
+    evaluation: Mapping[str, float]
+    """Means over the validation split: `loss` and the workload's own metrics."""
+
+    def covers(self, config: Config) -> bool:
+        """Whether nothing is left of what `config` asks for: more epochs later go on from here."""
+        return self.epochs >= config.train.epochs and self.max_steps == config.train.max_steps
+
+
+def write_done(store: ObjectStore, done: Done) -> None:
+    """Say that the run is complete. Raises StoreError."""
+    store.put(_key(done.run), json.dumps({"schema": _SCHEMA, **asdict(done)}, indent=1).encode())
+
+
+def read_done(store: ObjectStore, run: str) -> Done | None:
+    """The mark, or None. One that can't be read is none: training then finds nothing left to do. Raises StoreError."""
+    try:
+        fields = json.loads(store.get(_key(run)))
+        if fields.pop("schema") != _SCHEMA:
+            return None
+        return Done(**fields)
+    except (NotFound, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _key(run: str) -> str:
+    return f"{run}/done.json"
