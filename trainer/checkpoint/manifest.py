@@ -1,0 +1,174 @@
+"""The schema of receipts and manifests, and the commit rule.
+
+A receipt is what one rank wrote; the manifest is a pure function of all receipts, so whoever
+sees them all may write it, the first one wins, and there is no checkpoint without it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainer.checkpoint.layout import Entry, total_bytes
+from trainer.checkpoint.names import Place
+from trainer.checkpoint.state import OWNED, REPLICATED
+from trainer.store import Exists, ObjectStore
+
+SCHEMA = 1
+
+
+class BadManifest(ValueError):
+    """A manifest that can't be trusted; the message says why."""
+
+
+@dataclass(frozen=True)
+class Object:
+    """One object in the store and what part of the state it holds."""
+
+    key: str
+    space: str
+    """`replicated` or `owned`: the byte space; `rank`: the rank's own JSON."""
+    begin: int
+    """First byte within the space."""
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is the same for the whole checkpoint; rank 0's receipt carries it."""
+
+    run: str
+    step: int
+    samples: int
+    """The cursor: samples consumed by the whole job."""
+    attempt: str
+    parent: str
+    """Folder of the checkpoint this attempt began from; empty for a cold start."""
+    world_size: int
+    data: Mapping[str, Any]
+    """What fixes the order of samples: length, seed, global_batch_size, drop_last."""
+    facts: Mapping[str, Any]
+    replicated: tuple[Entry, ...]
+    owned: tuple[Entry, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def place(self) -> Place:
+        return Place(self.run, self.step, self.attempt)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one rank wrote, durably, before it wrote this."""
+
+    rank: int
+    objects: tuple[Object, ...]
+    header: Header | None
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A committed checkpoint."""
+
+    header: Header
+    objects: tuple[tuple[Object, ...], ...]
+    """By rank that wrote them."""
+
+    @classmethod
+    def of(cls, receipts: Sequence[Receipt]) -> Manifest:
+        """The manifest that a complete set of receipts means, in whatever order they come.
+
+        Raises:
+            BadManifest: when they do not make one whole checkpoint.
+        """
+        ordered = sorted(receipts, key=lambda receipt: receipt.rank)
+        header = ordered[0].header if ordered else None
+        if header is None or [r.rank for r in ordered] != list(range(header.world_size)):
+            raise BadManifest(f"receipts of ranks {[r.rank for r in ordered]} are not a complete set")
+        manifest = cls(header, tuple(r.objects for r in ordered))
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Every byte of both spaces must be covered exactly once. Raises BadManifest."""
+        for space, entries in ((REPLICATED, self.header.replicated), (OWNED, self.header.owned)):
+            reached = 0
+            for begin, size, key in sorted((o.begin, o.size, o.key) for o in self.parts(space)):
+                if begin != reached:
+                    raise BadManifest(f"the {space} bytes {reached} to {begin} are missing or doubled before {key}")
+                reached += size
+            if reached != total_bytes(entries):
+                raise BadManifest(f"{reached} {space} bytes are listed and {total_bytes(entries)} needed")
+
+    def parts(self, space: str) -> list[Object]:
+        return [o for objects in self.objects for o in objects if o.space == space]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(o.size for objects in self.objects for o in objects)
+
+    def encode(self) -> bytes:
+        """Canonical JSON that carries its own checksum."""
+        body = {"schema": SCHEMA, "header": asdict(self.header), "objects": [[asdict(o) for o in r] for r in self.objects]}
+        return _canonical({**body, "crc32": zlib.crc32(_canonical(body))})
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray) -> Manifest:
+        """Raises BadManifest for anything that `encode` did not write."""
+        try:
+            body = json.loads(data)
+            stated = body.pop("crc32")
+            if zlib.crc32(_canonical(body)) != stated:
+                raise BadManifest("its checksum does not match")
+            if body["schema"] != SCHEMA:
+                raise BadManifest(f"schema {body['schema']} was written by another version of Ratchet (this one: {SCHEMA})")
+            manifest = cls(_header(body["header"]), tuple(tuple(Object(**o) for o in r) for r in body["objects"]))
+        except BadManifest:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadManifest(f"it is damaged: {type(error).__name__}: {error}") from None
+        manifest.check()
+        return manifest
+
+
+def read_receipt(data: bytes | bytearray) -> Receipt:
+    """Raises BadManifest."""
+    try:
+        fields = json.loads(data)
+        header = fields["header"]
+        return Receipt(fields["rank"], tuple(Object(**o) for o in fields["objects"]), _header(header) if header else None)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadManifest(f"a receipt is damaged: {type(error).__name__}: {error}") from None
+
+
+def commit(store: ObjectStore, manifest: Manifest) -> bool:
+    """Make the checkpoint exist, for ever as it is. Returns False if somebody was first.
+
+    Raises:
+        StoreError: when the store does not take it.
+        BadManifest: when another manifest stands there, which the unique names rule out.
+    """
+    key, data = manifest.header.place.manifest, manifest.encode()
+    try:
+        store.put(key, data, crc32=zlib.crc32(data), if_absent=True)
+    except Exists:
+        if bytes(store.get(key)) != data:
+            raise BadManifest(f"{key} exists with other contents: two attempts share a name") from None
+        return False
+    return True
+
+
+def _header(fields: Mapping[str, Any]) -> Header:
+    tables = {name: tuple(Entry.from_json(e) for e in fields[name]) for name in (REPLICATED, OWNED)}
+    return Header(**{**fields, **tables})
+
+
+def _canonical(body: object) -> bytes:
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()

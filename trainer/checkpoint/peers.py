@@ -1,0 +1,38 @@
+"""The ranks' side channel for checkpoints: small facts and chunks of bytes over a gloo group on the CPU.
+
+Apart from the gradients' group, so that nothing of a checkpoint ever waits inside NCCL.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class Peers:
+    """All ranks of the job. Every call is a collective: every rank makes it, in the same order."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        values: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values  # type: ignore[return-value]  # all filled
+
+    def share(self, value: T | None, source: int = 0) -> T:
+        """The value of rank `source`, on every rank."""
+        values = [value]
+        dist.broadcast_object_list(values, src=source, group=self.group)
+        return values[0]  # type: ignore[return-value]  # the source gave one
+
+    def broadcast(self, data: torch.Tensor, source: int) -> None:
+        """Copy the uint8 tensor of rank `source` into `data` on every rank."""
+        dist.broadcast(data, src=source, group=self.group)

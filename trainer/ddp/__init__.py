@@ -1,0 +1,1 @@
+"""The rank's side: one process per rank, from start to exit (`worker`)."""
