@@ -6,6 +6,7 @@ slice is a byte range and may begin in the middle of a tensor: that is what make
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -81,6 +82,12 @@ def pieces(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as a flat uint8 tensor in logical order: a view if it is contiguous, else a copy."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def memory(data: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous uint8 tensor on the CPU, without a copy (and without numpy)."""
+    assert data.dtype == torch.uint8 and data.is_contiguous() and data.device.type == "cpu"
+    return memoryview((ctypes.c_char * data.numel()).from_address(data.data_ptr())) if data.numel() else memoryview(b"")
 
 
 def overlaps(entries: Sequence[Entry], begin: int, end: int) -> Iterator[tuple[Entry, int, int]]:

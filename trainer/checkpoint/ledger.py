@@ -1,0 +1,121 @@
+"""Which samples were trained on, written with each checkpoint; and the proof made of them.
+
+A run's history is the chain of its checkpoints, from the last one back to the cold start. Work
+that no checkpoint of the chain holds was lost and done again; it is in no ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.checkpoint.names import Place, parse
+from trainer.store import NotFound, ObjectStore
+
+
+class LedgerError(ValueError):
+    """A ledger that is missing or damaged; the message names the key."""
+
+
+class Ledger:
+    """One rank's notes since the last checkpoint that was committed."""
+
+    def __init__(self, parent: str) -> None:
+        self._parent = parent
+        self._steps: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def note(self, step: int, epoch: int, samples: tuple[int, ...]) -> None:
+        """Note that this rank trained on `samples` in `step`."""
+        self._steps.append((step, epoch, samples))
+
+    def encode(self) -> bytes:
+        return zlib.compress(json.dumps({"parent": self._parent, "steps": self._steps}, separators=(",", ":")).encode())
+
+    def committed(self, place: Place) -> None:
+        """What was noted is safe with the checkpoint at `place`: begin anew from there."""
+        self._parent = place.folder
+        self._steps.clear()
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the chain of checkpoints says about the samples."""
+
+    run: str
+    steps: int
+    checkpoints: int
+    attempts: int
+    world_sizes: tuple[int, ...]
+    """Ranks at each checkpoint, in order, repeats left out."""
+    epochs: tuple[EpochCount, ...]
+
+    @property
+    def exact(self) -> bool:
+        """No sample twice in any epoch; and none missing, in all epochs but the last, which may be under way."""
+        return all(not e.repeated for e in self.epochs) and all(not e.missing for e in self.epochs[:-1])
+
+
+@dataclass(frozen=True)
+class EpochCount:
+    epoch: int
+    seen: int
+    repeated: int
+    missing: int
+    """Samples of the epoch that no rank trained on (so far, in the last epoch; by wish, with drop_last)."""
+
+
+def audit(store: ObjectStore, newest: Place, length: int) -> Audit:
+    """Follow the chain from a checkpoint back to the start and count every sample.
+
+    Args:
+        length: samples of the training split.
+
+    Raises:
+        LedgerError: when a ledger of the chain is missing, damaged or out of step.
+    """
+    counts: dict[int, Counter[int]] = {}
+    steps: set[int] = set()
+    places: list[Place] = []
+    world_sizes: list[int] = []
+    place: Place | None = newest
+    while place is not None:
+        ledgers = _read(store, place)
+        parents = {ledger["parent"] for ledger in ledgers}
+        if len(parents) != 1:
+            raise LedgerError(f"the ranks' ledgers of {place.folder} do not begin at one checkpoint: {sorted(parents)}")
+        for ledger in ledgers:
+            for step, epoch, samples in ledger["steps"]:
+                steps.add(step)
+                counts.setdefault(epoch, Counter()).update(samples)
+        places.append(place)
+        world_sizes.append(len(ledgers))
+        place = parse(parents.pop() + "/")
+    if steps != set(range(len(steps))):
+        raise LedgerError(f"{newest.run}: the ledgers hold {len(steps)} steps up to {max(steps)}: some are missing")
+    world_sizes.reverse()
+    return Audit(
+        run=newest.run, steps=len(steps), checkpoints=len(places), attempts=len({p.attempt for p in places}),
+        world_sizes=tuple(w for i, w in enumerate(world_sizes) if i == 0 or w != world_sizes[i - 1]),
+        epochs=tuple(EpochCount(epoch, len(counts[epoch]), sum(n - 1 for n in counts[epoch].values()),
+                                length - len(counts[epoch])) for epoch in sorted(counts)))
+
+
+def _read(store: ObjectStore, place: Place) -> Sequence[dict[str, Any]]:
+    prefix = place.ledger(0, 1).rpartition("-00000-of-")[0] + "-"
+    keys = [key for key, _ in store.list(prefix)]
+    if not keys:
+        raise LedgerError(f"no ledger at {store.url}/{prefix}*: was data.ledger = true when {place.folder} was written?")
+    world_size = int(keys[0].rpartition("-of-")[2])
+    if len(keys) != world_size:
+        raise LedgerError(f"{len(keys)} of {world_size} ledgers at {store.url}/{prefix}*")
+    ledgers = []
+    for key in keys:
+        try:
+            ledgers.append(json.loads(zlib.decompress(store.get(key))))
+        except (NotFound, zlib.error, ValueError) as error:
+            raise LedgerError(f"{store.url}/{key} can't be read: {error}") from None
+    return ledgers

@@ -1,0 +1,100 @@
+"""Saving: stage, upload, gather the receipts, commit. All ranks call it at the same step.
+
+The upload runs in the calling rank and the call returns when the checkpoint is durable. Its parts
+meet only through `Staged` and `Receipt`, so the upload can move out of the rank's process.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.checkpoint.layout import even_slice, lay_out, total_bytes
+from trainer.checkpoint.ledger import Ledger
+from trainer.checkpoint.manifest import BadManifest, Header, Manifest, Receipt, commit
+from trainer.checkpoint.names import Place
+from trainer.checkpoint.peers import Peers
+from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.state import TrainState, capture_random
+from trainer.checkpoint.uploader import Staged, upload
+from trainer.store import ObjectStore, StoreError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The outcome of one save, the same on all ranks but for `uploaded`."""
+
+    place: Place
+    seconds: float
+    uploaded: int
+    """Bytes that this rank wrote."""
+    problem: str
+    """Why there is no checkpoint; empty when it is committed."""
+
+
+class Checkpointer:
+    """Saves one training under the names of one attempt.
+
+    Args:
+        parent: folder of the checkpoint that this attempt began from; empty for a cold start.
+        identity: what fixes the sample order; kept in the manifest and compared on resume.
+        object_bytes: largest object.
+    """
+
+    def __init__(self, *, store: ObjectStore, peers: Peers, state: TrainState, run: str, attempt: str, parent: str,
+                 identity: Mapping[str, Any], config: Mapping[str, Any], object_bytes: int, ledger: bool) -> None:
+        self._store, self._peers, self._state = store, peers, state
+        self._run, self._attempt, self._parent = run, attempt, parent
+        self._identity, self._config, self._object_bytes = identity, config, object_bytes
+        self.ledger = Ledger(parent) if ledger else None
+        self._replicated, self._owned = Staging(), Staging()
+
+    def save(self, step: int, samples: int) -> Saved:
+        """Write and commit a checkpoint of the state as it is now.
+
+        A store that fails is told in the result, on every rank, and costs nothing but this
+        checkpoint: the ones before it stay as they are.
+        """
+        began = time.monotonic()
+        staged = self._stage(step, samples)
+        outcome: Receipt | str
+        try:
+            outcome = upload(self._store, staged, self._object_bytes)
+        except StoreError as error:
+            outcome = f"rank {self._peers.rank}: {error}"
+        outcomes = self._peers.gather(outcome)
+        problem = next((o for o in outcomes if isinstance(o, str)), "")
+        if not problem:
+            problem = self._peers.share(self._commit([o for o in outcomes if isinstance(o, Receipt)]))
+        if not problem and self.ledger:
+            self.ledger.committed(staged.place)
+        uploaded = sum(o.size for o in outcome.objects) if isinstance(outcome, Receipt) else 0
+        return Saved(staged.place, time.monotonic() - began, uploaded, problem)
+
+    def _commit(self, receipts: list[Receipt]) -> str | None:
+        if self._peers.rank != 0:
+            return None
+        try:
+            commit(self._store, Manifest.of(receipts))
+        except (StoreError, BadManifest) as error:
+            return f"rank 0: {error}"
+        return ""
+
+    def _stage(self, step: int, samples: int) -> Staged:
+        rank, world_size = self._peers.rank, self._peers.world_size
+        place = Place(self._run, step, self._attempt)
+        replicated, owned = self._state.replicated(), self._state.owned()
+        table, owned_table = lay_out(replicated), lay_out(owned)
+        begin, end = even_slice(total_bytes(table), rank, world_size)
+        header = Header(self._run, step, samples, self._attempt, self._parent, world_size, self._identity,
+                        self._state.facts(), table, owned_table, self._config) if rank == 0 else None
+        return Staged(
+            place=place, rank=rank, world_size=world_size,
+            replicated=self._replicated.copy(replicated, table, begin, end), begin=begin,
+            owned=self._owned.copy(owned, owned_table, 0, total_bytes(owned_table) if rank == 0 else 0),
+            rank_state=json.dumps(capture_random()).encode(), header=header,
+            ledger=self.ledger.encode() if self.ledger else None,
+        )
