@@ -50,7 +50,7 @@ class Header:
     """Folder of the checkpoint this attempt began from; empty for a cold start."""
     world_size: int
     data: Mapping[str, Any]
-    """What fixes the order of samples: length, seed, global_batch_size, drop_last."""
+    """What fixes the order of samples, by name of the setting (`ddp.build.identity`)."""
     facts: Mapping[str, Any]
     replicated: tuple[Entry, ...]
     owned: tuple[Entry, ...]

@@ -5,6 +5,7 @@ Apart from the gradients' group, so that nothing of a checkpoint ever waits insi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
@@ -32,6 +33,19 @@ class Peers:
         values = [value]
         dist.broadcast_object_list(values, src=source, group=self.group)
         return values[0]  # type: ignore[return-value]  # the source gave one
+
+    def lead(self, call: Callable[[], T]) -> T:
+        """Let rank 0 make a call, and give its result, or raise its error, on every rank."""
+        outcome: tuple[T | None, Exception | None] | None = None
+        if self.rank == 0:
+            try:
+                outcome = call(), None
+            except Exception as error:  # whatever it is: the others must not wait for a rank that is gone
+                outcome = None, error
+        value, error = self.share(outcome)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # there was no error
 
     def broadcast(self, data: torch.Tensor, source: int) -> None:
         """Copy the uint8 tensor of rank `source` into `data` on every rank."""

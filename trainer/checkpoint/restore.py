@@ -11,11 +11,11 @@ import json
 import secrets
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 import torch
@@ -28,8 +28,6 @@ from trainer.checkpoint.state import OWNED, REPLICATED, TrainState, restore_rand
 from trainer.checkpoint.survey import compatible, read_manifest, survey
 from trainer.config import ConfigError
 from trainer.store import NotFound, ObjectStore, StoreError
-
-T = TypeVar("T")
 
 _log = structlog.get_logger()
 _READ_AHEAD = 2
@@ -79,14 +77,14 @@ def begin(store: ObjectStore, run: str, peers: Peers, state: TrainState, identit
         Unreadable: there are checkpoints and none verifies.
         StoreError: the store does not answer.
     """
-    found = _lead(peers, lambda: survey(store, run, mend=True))
+    found = peers.lead(lambda: survey(store, run, mend=True))
     attempt = peers.share(attempt_name(found.next_attempt, secrets.token_hex(4)))
     if found.committed and resume == "never":
         raise ConfigError(f"checkpoint.resume = 'never' and run {run!r} has a checkpoint at"
                           f" {store.url}/{found.committed[0].folder}: set another run.name, or checkpoint.resume = 'auto'")
     for place in found.committed:
         try:
-            manifest = _lead(peers, lambda place=place: read_manifest(store, place))
+            manifest = peers.lead(lambda place=place: read_manifest(store, place))
             compatible(manifest, state, identity, f"{store.url}/{place.folder}")
             rank_state = _restore(store, manifest, peers, state)
         except (BadManifest, _Damaged) as error:
@@ -102,20 +100,6 @@ def begin(store: ObjectStore, run: str, peers: Peers, state: TrainState, identit
 
 class _Damaged(Exception):
     """Some object of a checkpoint is not what was written; raised on all ranks alike."""
-
-
-def _lead(peers: Peers, read: Callable[[], T]) -> T:
-    """Let rank 0 read, and give its result, or raise its error, on every rank."""
-    outcome: T | Exception | None = None
-    if peers.rank == 0:
-        try:
-            outcome = read()
-        except (StoreError, BadManifest, ConfigError) as error:
-            outcome = error
-    shared = peers.share(outcome)
-    if isinstance(shared, Exception):
-        raise shared
-    return shared  # type: ignore[return-value]  # rank 0 read something
 
 
 def _agree(peers: Peers, problem: Exception | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from trainer.checkpoint.layout import even_slice, lay_out, total_bytes
 from trainer.checkpoint.ledger import Ledger
 from trainer.checkpoint.manifest import BadManifest, Header, Manifest, Receipt, commit
-from trainer.checkpoint.names import Place
+from trainer.checkpoint.names import Place, parse
 from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.state import TrainState, capture_random
@@ -50,6 +50,8 @@ class Checkpointer:
         self._run, self._attempt, self._parent = run, attempt, parent
         self._identity, self._config, self._object_bytes = identity, config, object_bytes
         self.ledger = Ledger(parent) if ledger else None
+        self.last = parse(parent + "/")
+        """The newest committed checkpoint of this attempt's history; None before the first."""
         self._replicated, self._owned = Staging(), Staging()
 
     def save(self, step: int, samples: int) -> Saved:
@@ -68,15 +70,15 @@ class Checkpointer:
         outcomes = self._peers.gather(outcome)
         problem = next((o for o in outcomes if isinstance(o, str)), "")
         if not problem:
-            problem = self._peers.share(self._commit([o for o in outcomes if isinstance(o, Receipt)]))
-        if not problem and self.ledger:
-            self.ledger.committed(staged.place)
+            problem = self._peers.lead(lambda: self._commit([o for o in outcomes if isinstance(o, Receipt)]))
+        if not problem:
+            self.last = staged.place
+            if self.ledger:
+                self.ledger.committed(staged.place)
         uploaded = sum(o.size for o in outcome.objects) if isinstance(outcome, Receipt) else 0
         return Saved(staged.place, time.monotonic() - began, uploaded, problem)
 
-    def _commit(self, receipts: list[Receipt]) -> str | None:
-        if self._peers.rank != 0:
-            return None
+    def _commit(self, receipts: list[Receipt]) -> str:
         try:
             commit(self._store, Manifest.of(receipts))
         except (StoreError, BadManifest) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -102,8 +103,8 @@ class Sampler:
         self.steps_per_epoch = -(-self.samples_per_epoch // global_batch_size)
         self._micro = micro_batch_size or global_batch_size
         self._rank, self._world_size = rank, world_size
-        self._block: tuple[int, int] = (-1, -1)
-        self._order: list[int] = []
+        # Two blocks, since the loader may have gone on into the next one while the loop is in the last.
+        self._order = lru_cache(maxsize=2)(self._permuted)
 
     def step(self, cursor: int) -> Step:
         """The step that begins after `cursor` samples of the whole job."""
@@ -151,11 +152,11 @@ class Sampler:
         samples: list[int] = []
         while count:
             block, start = divmod(first, _BLOCK)
-            if self._block != (epoch, block):
-                positions = torch.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.length))
-                self._order = permute(positions, length=self.length, seed=self.seed, epoch=epoch).tolist()
-                self._block = (epoch, block)
-            taken = self._order[start : start + count]
+            taken = self._order(epoch, block)[start : start + count]
             samples += taken
             first, count = first + len(taken), count - len(taken)
         return samples
+
+    def _permuted(self, epoch: int, block: int) -> list[int]:
+        positions = torch.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.length))
+        return permute(positions, length=self.length, seed=self.seed, epoch=epoch).tolist()

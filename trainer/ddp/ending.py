@@ -1,0 +1,59 @@
+"""How a rank ends: from whatever happened to one line, one exit code and a report for the pod."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from trainer.checkpoint.restore import Unreadable
+from trainer.config import ConfigError
+from trainer.launch.exits import Exit, Report, write_report
+from trainer.store import StoreError
+from trainer.telemetry.logs import get_logger
+
+_PEER_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Socket Timeout",
+               "ncclRemoteError", "ncclSystemError", "NCCL communicator was aborted", "Broken pipe")
+"""How torch's collectives say that another rank is gone; the type alone (RuntimeError) does not tell."""
+_LONGEST_TRACE = 2000
+
+
+def guarded(body: Callable[[], Exit | None], *, where: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)) -> int:
+    """Run `body` and return the exit code; leave a report when it is not 0.
+
+    Args:
+        where: (rank, local rank, steps finished) at the time of the error.
+    """
+    try:
+        code, message, trace = body() or Exit.DONE, "", ""
+    except BaseException as error:  # the last place that can turn an error into a code
+        code, message = _read(error)
+        trace = "" if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
+    if code is not Exit.DONE:
+        rank, local_rank, step = where()
+        if message:
+            get_logger().error(message, step=step, exit=f"{code.value} {code.name.lower()}",
+                               **({"exception": trace} if trace else {}))
+        write_report(Report(code=int(code), rank=rank, local_rank=local_rank, pid=os.getpid(), step=step,
+                            message=message or code.name.lower(), exception=trace))
+    return int(code)
+
+
+def _read(error: BaseException) -> tuple[Exit, str]:
+    match error:
+        case ConfigError():
+            return Exit.BAD_CONFIG, str(error)
+        case Unreadable():
+            return Exit.UNREADABLE, f"{error}: repair the store, or set another run.name to start afresh"
+        case StoreError():
+            return Exit.STORE_UNAVAILABLE, str(error)
+        case KeyboardInterrupt():
+            return Exit.INTERRUPTED, "interrupted"
+        case SystemExit():
+            return Exit.USER_ERROR, f"user code called sys.exit({error.code!r})"
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(s in text for s in _PEER_SIGNS)):
+        return Exit.PEER_LOST, f"a collective failed, another rank is gone or too late: {text}"
+    return Exit.USER_ERROR, text

@@ -1,0 +1,105 @@
+"""The training loop. One step, then what may be due after it: save, evaluate, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import Config
+from trainer.ddp import schedule
+from trainer.ddp.accumulate import accumulate
+from trainer.ddp.pulse import Beat, Pulse
+from trainer.ddp.sampler import Sampler, Step
+from trainer.plugins import Plugins
+from trainer.telemetry.metrics import RankMetrics
+
+
+@dataclass
+class Training:
+    """Everything the loop needs, built by the worker."""
+
+    config: Config
+    plugins: Plugins
+    model: DistributedDataParallel
+    optimizer: torch.optim.Optimizer
+    peaks: list[float]
+    sampler: Sampler
+    batches: Callable[[Iterator[Step]], Iterator[Any]]
+    autocast: Callable[[], Any]
+    pulse: Pulse
+    metrics: RankMetrics
+    save: Callable[[], None]
+    evaluate: Callable[[], bool]
+    """Evaluates and returns whether it ran to its end."""
+    log: Callable[[Beat, float, torch.Tensor | None], None]
+    note: Callable[[Step], None]
+    """Writes the step into the ledger."""
+    samples: int = 0
+    """The cursor: samples consumed by the whole job."""
+    end: int = 0
+    """The cursor at which the run is complete."""
+    step: int = field(init=False, default=0)
+    """Optimizer steps taken."""
+
+    @property
+    def complete(self) -> bool:
+        return self.samples >= self.end
+
+
+def train(t: Training) -> bool:
+    """Train from `t.samples` to `t.end`, or until the ranks agree to stop. Returns whether the run is complete."""
+    config, checkpoint = t.config.train, t.config.checkpoint
+    total_steps = t.sampler.number(t.end)
+    batches = _timed(t.batches(t.sampler.steps(t.samples, t.end)), t.metrics)
+    saved_at = t.step = t.sampler.number(t.samples)
+    t.model.train()
+    for step in t.sampler.steps(t.samples, t.end):
+        began = time.monotonic()
+        rate = schedule.apply(t.optimizer, t.peaks, schedule.factor(step.number, total_steps, t.config.schedule))
+        loss = accumulate(t.model, t.plugins.loss, batches, step, t.autocast)
+        norm = torch.nn.utils.clip_grad_norm_(t.model.parameters(), config.clip_norm) if config.clip_norm else None
+        t.optimizer.step()
+        t.optimizer.zero_grad(set_to_none=True)
+
+        t.samples, t.step = step.cursor + step.batch, step.number + 1
+        t.note(step)
+        t.metrics.step(step=t.step, epoch=step.epoch, samples=len(step.samples), seconds=time.monotonic() - began)
+        beat = t.pulse.step(t.step, loss, len(step.samples))
+        if beat:
+            t.log(beat, rate, norm)
+
+        stop = beat is not None and beat.stop
+        due = (beat is not None and beat.save) or _due(t.step, checkpoint.every_steps)
+        if due or stop or t.complete:
+            t.save()
+            saved_at = t.step
+        if step.ends_epoch and _due(step.epoch + 1, config.evaluate_every_epochs) and not stop and not t.complete:
+            stop = not t.evaluate()
+            if stop and saved_at != t.step:
+                t.save()
+        if stop:
+            break
+    t.pulse.finish()
+    return t.complete
+
+
+def _due(count: int, every: int) -> bool:
+    return every > 0 and count % every == 0
+
+
+def _timed(batches: Iterator[Any], metrics: RankMetrics) -> Iterator[Any]:
+    while True:
+        metrics.enter("data_wait")
+        batch = next(batches, _END)
+        metrics.enter("compute")
+        if batch is _END:
+            return
+        yield batch
+
+
+_END = object()

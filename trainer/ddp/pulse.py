@@ -1,0 +1,97 @@
+"""What the ranks tell each other while training, at next to no cost: stop? save? what loss?
+
+Every few steps one small all-reduce is started on the gloo side channel and read a step later,
+when it has long arrived. So all ranks learn of a SIGTERM on any one of them at the same step,
+and no step waits for a collective of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint.peers import Peers
+
+_PERIOD_SECONDS = 0.25
+"""How late, at most, a signal is heard, unless a step takes longer."""
+_MOST_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What all ranks agreed on, the same on every rank."""
+
+    stop: bool
+    save: bool
+    """The save interval in seconds is over, by rank 0's clock."""
+    loss: float
+    """Mean loss over the samples since the last beat."""
+
+
+class Pulse:
+    """Counts steps and beats when due.
+
+    Args:
+        log_every: a beat is due at every multiple of this step count too, so log lines are regular.
+        stop_wanted: this rank's wish, looked at when a beat starts.
+        save_wanted: looked at on rank 0 only.
+    """
+
+    def __init__(self, peers: Peers, *, log_every: int, stop_wanted: Callable[[], bool],
+                 save_wanted: Callable[[], bool]) -> None:
+        self._peers, self._log_every = peers, log_every
+        self._stop_wanted, self._save_wanted = stop_wanted, save_wanted
+        self._pending: tuple[torch.Tensor, dist.Work] | None = None
+        self._loss: torch.Tensor | None = None
+        self._samples = 0
+        self._interval, self._waited = 1, 0
+        self._clock = time.monotonic()
+
+    def step(self, number: int, loss: torch.Tensor, samples: int) -> Beat | None:
+        """Take note of a finished step; return a beat when one has come in.
+
+        Args:
+            number: steps finished so far, the same on all ranks.
+            loss: this rank's sum of losses over `samples` samples, on the device.
+        """
+        self._loss = loss if self._loss is None else self._loss + loss
+        self._samples += samples
+        beat = self._collect()
+        self._waited += 1
+        if self._waited >= self._interval or number % self._log_every == 0:
+            self._start()
+        return beat
+
+    def finish(self) -> Beat | None:
+        """Wait for the beat under way, so that no rank leaves while another still needs it."""
+        return self._collect()
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        seconds = (now - self._clock) / self._waited
+        self._clock, self._waited = now, 0
+        save = self._peers.rank == 0 and self._save_wanted()
+        values = torch.tensor([float(self._stop_wanted()), float(save), seconds, float(self._samples), 0.0],
+                              dtype=torch.float64)
+        if self._loss is not None:
+            values[4] = self._loss
+        self._loss, self._samples = None, 0
+        work = dist.all_reduce(values, group=self._peers.group, async_op=True)
+        assert work is not None
+        self._pending = (values, work)
+
+    def _collect(self) -> Beat | None:
+        if self._pending is None:
+            return None
+        values, work = self._pending
+        self._pending = None
+        work.wait()
+        stop, save, seconds, samples, loss = values.tolist()
+        # Computed from the sum that every rank holds, so all ranks beat at the same steps.
+        mean = seconds / self._peers.world_size
+        self._interval = max(1, min(_MOST_STEPS, int(_PERIOD_SECONDS / mean))) if mean > 0 else _MOST_STEPS
+        return Beat(stop > 0, save > 0, loss / samples if samples else float("nan"))

@@ -1,0 +1,79 @@
+"""What a training says while it runs: log lines on rank 0, numbers from every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+from trainer.checkpoint.save import Saved
+from trainer.ddp.pulse import Beat
+from trainer.ddp.sampler import Sampler
+from trainer.telemetry.logs import get_logger
+from trainer.telemetry.metrics import RankMetrics
+
+
+class Reporter:
+    """Turns events of the training into log lines (rank 0 only) and metrics (every rank).
+
+    Args:
+        log_every: steps between two log lines.
+    """
+
+    def __init__(self, metrics: RankMetrics, *, rank: int, log_every: int, sampler: Sampler) -> None:
+        self._metrics, self._rank, self._log_every, self._sampler = metrics, rank, log_every, sampler
+        self._log = get_logger()
+        self._clock, self._samples = time.monotonic(), 0
+
+    def begin(self, step: int, samples: int, end: int, restored: str) -> None:
+        """The loop begins at `step`; `restored` names the checkpoint it comes from."""
+        self._clock, self._samples = time.monotonic(), samples
+        total = self._sampler.number(end)
+        self._metrics.info(restored_step=step, total_steps=total, restored_from=restored)
+        if restored:
+            self._metrics.set("checkpoint_last_step", step)
+            self._metrics.info(last_checkpoint=restored)
+        self._metrics.flush(force=True)
+        if self._rank == 0:
+            self._log.info("restored" if restored else "cold start", step=step, total_steps=total,
+                           epoch=samples // self._sampler.samples_per_epoch,
+                           **({"checkpoint": restored} if restored else {}))
+
+    def beat(self, step: int, samples: int, beat: Beat, rate: float, norm: torch.Tensor | None) -> None:
+        """A beat came in after `step` steps and `samples` samples of the whole job."""
+        if self._rank != 0:
+            return
+        self._metrics.set("loss", beat.loss)
+        self._metrics.set("learning_rate", rate)
+        if norm is not None:
+            self._metrics.set("grad_norm", float(norm))
+        if (step - 1) % self._log_every == 0 and step > 1:  # the beat of step n comes in after step n + 1
+            now = time.monotonic()
+            speed = (samples - self._samples) / max(now - self._clock, 1e-9)
+            self._clock, self._samples = now, samples
+            self._log.info("step", step=step - 1, epoch=(samples - 1) // self._sampler.samples_per_epoch,
+                           loss=round(beat.loss, 6), learning_rate=rate, samples_per_second=round(speed, 1))
+
+    def saved(self, saved: Saved, where: str) -> None:
+        """A save is over, one way or the other."""
+        self._metrics.add("checkpoint_bytes_total", saved.uploaded)
+        if self._rank != 0:
+            return
+        self._metrics.add("checkpoint_attempts_total")
+        step = saved.place.step
+        if saved.problem:
+            self._metrics.add("checkpoint_failures_total", reason="store_unavailable")
+            self._log.error("checkpoint not saved, the one before it stays", step=step, reason=saved.problem)
+            return
+        self._metrics.set("checkpoint_last_step", step)
+        self._metrics.set("checkpoint_last_success_timestamp_seconds", time.time())
+        self._metrics.info(last_checkpoint=where)
+        self._metrics.flush(force=True)
+        self._log.info("checkpoint committed", step=step, checkpoint=where, seconds=round(saved.seconds, 3))
+
+    def evaluated(self, step: int, means: Mapping[str, float]) -> None:
+        """The validation split was measured after `step` steps."""
+        if self._rank == 0 and means:
+            self._metrics.info(evaluation=dict(means))
+            self._log.info("evaluation", step=step, **{name: round(value, 6) for name, value in means.items()})

@@ -1,0 +1,194 @@
+"""One rank from process start to exit.
+
+`ratchet run` starts it under torchrun; it also runs under a plain `torchrun -m trainer.ddp.worker
+[CONFIG] [--section.field VALUE ...]`, and alone, without any launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from trainer.checkpoint import restore
+from trainer.checkpoint.done import Done, write_done
+from trainer.checkpoint.peers import Peers
+from trainer.checkpoint.save import Checkpointer
+from trainer.checkpoint.state import TrainState, capture_random, restore_random
+from trainer.config import Config, load_for_worker
+from trainer.ddp import build, schedule
+from trainer.ddp.accumulate import accumulate
+from trainer.ddp.data import evaluation_batches, training_batches
+from trainer.ddp.ending import guarded
+from trainer.ddp.evaluate import evaluate
+from trainer.ddp.loop import Training, train
+from trainer.ddp.process import Rank, StopRequest, die_with_parent, process_group
+from trainer.ddp.pulse import Pulse
+from trainer.ddp.report import Reporter
+from trainer.ddp.wrap import pick_device, settle_buckets, wrap
+from trainer.launch.exits import Exit
+from trainer.plugins import load_plugins
+from trainer.store import StoreUnavailable, open_store
+from trainer.telemetry import logs
+from trainer.telemetry.channel import Sender
+from trainer.telemetry.metrics import RankMetrics
+
+_FINAL_TRIES = 3
+
+
+class Worker:
+    """The parts of one rank, in the order in which they come to be."""
+
+    def __init__(self, config: Config, rank: Rank) -> None:
+        self.config, self.rank = config, rank
+        self.metrics = RankMetrics(rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size,
+                                   sender=Sender.from_environment())
+        self.plugins = load_plugins(config)
+        self.device = pick_device(rank.local_rank, config.parallel.backend)
+        torch.backends.cudnn.benchmark = not config.train.deterministic
+        self.stop = StopRequest()
+        self.saved_at = time.monotonic()
+        self.training: Training | None = None
+
+    def run(self) -> Exit:
+        with process_group(self.rank, self.device, self.config.parallel.timeout_seconds):
+            self._build()
+            training = self._restore()
+            self.stop.install()
+            if not train(training):
+                self.metrics.enter("shutdown")
+                return Exit.PREEMPTED
+            return self._finish(training)
+
+    def _build(self) -> None:
+        config, rank = self.config, self.rank
+        self.peers = Peers(config.parallel.timeout_seconds)
+        self.train_split, self.validation_split = build.build_datasets(self.plugins, config)
+        self.sampler = build.build_sampler(config, len(self.train_split), rank.rank, rank.world_size)
+        self.autocast = build.autocast(config, self.device)
+        self.model = wrap(build.build_model(self.plugins, config).to(self.device), self.device, config)
+        self.optimizer = build.build_optimizer(self.plugins, self.model.module, config)
+        self.peaks = schedule.peak_rates(self.optimizer)
+        self.reporter = Reporter(self.metrics, rank=rank.rank, log_every=config.train.log_every_steps,
+                                 sampler=self.sampler)
+
+    def _restore(self) -> Training:
+        config = self.config
+        self.metrics.enter("restore")
+        self.store = open_store(config.store)
+        identity = build.identity(config, len(self.train_split))
+        state = TrainState(self.model.module, self.optimizer)
+        start = restore.begin(self.store, config.run.name, self.peers, state, identity, config.checkpoint.resume)
+        self.checkpointer = Checkpointer(
+            store=self.store, peers=self.peers, state=state, run=config.run.name, attempt=start.attempt,
+            parent=start.parent, identity=identity, config=asdict(config),
+            object_bytes=config.checkpoint.object_mb << 20, ledger=config.data.ledger)
+        pulse = Pulse(self.peers, log_every=config.train.log_every_steps, stop_wanted=self.stop.wanted,
+                      save_wanted=self._save_wanted)
+        training = self.training = Training(
+            config=config, plugins=self.plugins, model=self.model, optimizer=self.optimizer, peaks=self.peaks,
+            sampler=self.sampler, batches=self._batches, autocast=self.autocast, pulse=pulse, metrics=self.metrics,
+            save=self._save, evaluate=lambda: self._evaluate() is not None,
+            log=lambda beat, rate, norm: self.reporter.beat(training.step, training.samples, beat, rate, norm),
+            note=self._note, samples=start.samples,
+            end=self.sampler.end(epochs=config.train.epochs, max_steps=config.train.max_steps))
+        if self.rank.world_size > 2 and not training.complete:
+            step = self.sampler.step(start.samples)
+            settle_buckets(self.model, lambda: accumulate(
+                self.model, self.plugins.loss, self._batches(iter([step])), step, self.autocast))
+        training.step = start.step
+        self.reporter.begin(start.step, start.samples, training.end,
+                            f"{self.store.url}/{start.parent}" if start.parent else "")
+        self.saved_at = time.monotonic()
+        start.set_random(config.run.seed, self.rank.rank)
+        return training
+
+    def _batches(self, steps: Any) -> Any:
+        return training_batches(self.train_split, steps, collate=self.plugins.collate, workers=self.config.data.workers,
+                                seed=self.config.run.seed, device=self.device)
+
+    def _note(self, step: Any) -> None:
+        if self.checkpointer.ledger:
+            self.checkpointer.ledger.note(step.number, step.epoch, step.samples)
+
+    def _save_wanted(self) -> bool:
+        every = self.config.checkpoint.every_seconds
+        return every > 0 and time.monotonic() - self.saved_at >= every
+
+    def _save(self) -> None:
+        assert self.training is not None
+        self.metrics.enter("checkpoint")
+        saved = self.checkpointer.save(self.training.step, self.training.samples)
+        self.saved_at = time.monotonic()
+        self.reporter.saved(saved, f"{self.store.url}/{saved.place.folder}")
+        self.metrics.enter("compute")
+
+    def _evaluate(self) -> dict[str, float] | None:
+        assert self.training is not None
+        self.metrics.enter("eval")
+        random = capture_random()  # an evaluation must not change what the training draws next
+        size = self.config.train.micro_batch_size or max(1, self.config.train.global_batch_size // self.rank.world_size)
+        means = evaluate(
+            self.model, self.plugins.evaluate,
+            evaluation_batches(self.validation_split, rank=self.rank.rank, world_size=self.rank.world_size,
+                               batch_size=size, collate=self.plugins.collate, workers=self.config.data.workers,
+                               device=self.device),
+            self.peers, self.autocast, self.stop.wanted)
+        restore_random(random)
+        if means is not None:
+            self.reporter.evaluated(self.training.step, means)
+        self.metrics.enter("compute")
+        return means
+
+    def _finish(self, training: Training) -> Exit:
+        """Make sure that the end is durable, measure it, and leave the mark that the run is complete."""
+        tries = 0
+        while self.checkpointer.last is None or self.checkpointer.last.step != training.step:
+            if tries == _FINAL_TRIES:
+                raise StoreUnavailable("the run is complete but its last checkpoint could not be saved")
+            tries += 1
+            self._save()
+        means = self._evaluate()
+        if means is None:
+            return Exit.PREEMPTED
+        self.metrics.enter("shutdown")
+        done = Done(run=self.config.run.name, epochs=self.config.train.epochs, max_steps=self.config.train.max_steps,
+                    step=training.step, samples=training.samples, checkpoint=self.checkpointer.last.folder,
+                    evaluation=means)
+        self.peers.lead(lambda: write_done(self.store, done))
+        self.metrics.flush(force=True)
+        return Exit.DONE
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run this rank. Returns the exit code, also for errors."""
+    die_with_parent()
+    rank = Rank.from_environment()
+    worker: Worker | None = None
+
+    def run() -> Exit:
+        nonlocal worker
+        config = load_for_worker(argv)
+        logs.configure(config.log, run=config.run.name, rank=rank.rank, local_rank=rank.local_rank,
+                       world_size=rank.world_size, pod=os.environ.get("POD_NAME", ""))
+        worker = Worker(config, rank)
+        return worker.run()
+
+    def where() -> tuple[int, int, int]:
+        return rank.rank, rank.local_rank, worker.training.step if worker and worker.training else 0
+
+    return guarded(run, where=where)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    if code not in (Exit.DONE, Exit.PREEMPTED):
+        # The peers may be gone: an orderly end could wait for them in a collective's destructor.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
