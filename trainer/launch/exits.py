@@ -48,12 +48,15 @@ class Row:
 
 TABLE = (
     Row(Exit.DONE, "the run is complete, now or already before", "nothing"),
-    Row(Exit.USER_ERROR, "an unexpected error, mostly in user code", "read the last line; fix; start again: it resumes"),
-    Row(Exit.BAD_CONFIG, "a wrong setting, plug-in, store or checkpoint, found before training", "fix what the line names"),
+    Row(Exit.USER_ERROR, "an unexpected error, mostly in user code",
+        "read the last line; fix; start again: it resumes"),
+    Row(Exit.BAD_CONFIG, "a wrong setting, plug-in, store or checkpoint, found before training",
+        "fix what the line names"),
     Row(Exit.UNREADABLE, "the run has checkpoints and none of them verifies",
         "repair the store, or set another run.name to start afresh"),
     Row(Exit.INTERRUPTED, "SIGINT (Ctrl-C): stopped after a checkpoint", "start again: it resumes"),
-    Row(Exit.KILLED, "a rank was killed (SIGKILL, mostly out of memory) and no restart was left", "look at the memory limit"),
+    Row(Exit.KILLED, "a rank was killed (SIGKILL, mostly out of memory) and no restart was left",
+        "look at the memory limit"),
     Row(Exit.PREEMPTED, "SIGTERM: stopped after a checkpoint", "nothing: the operator starts it again"),
     Row(Exit.STORE_UNAVAILABLE, "the store does not answer", "look at the store; retried"),
     Row(Exit.PEER_LOST, "another pod's ranks went away and no restart was left", "look at the other pods; retried"),

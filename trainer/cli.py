@@ -1,0 +1,157 @@
+"""The `ratchet` command: a table of small commands, each of which imports only what it needs."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.config import ConfigError, Resolved, dump_toml, load
+from trainer.config.load import split_arguments
+
+_ARGUMENTS = """\
+  CONFIG                  a TOML file, or the name of a built-in workload
+                          (default: $RATCHET_CONFIG, /etc/ratchet/config.toml, digits)
+  --section.field VALUE   any setting; `ratchet config` prints them all"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: `main(words)` gets the words after its name and returns the exit code."""
+
+    main: Callable[[list[str]], int]
+    summary: str
+    help: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code. Mistakes of the user are one line and code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(words)
+    except ConfigError as error:
+        print(f"ratchet: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `ratchet config | head`
+        sys.stderr.close()
+        return 0
+
+
+def _main(words: list[str]) -> int:
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if name == "--version":
+        import trainer
+
+        print(f"ratchet {trainer.__version__}")
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        raise ConfigError(f"unknown command {name!r}"
+                          + (f"; did you mean {close[0]}?" if close else f" (there are {', '.join(COMMANDS)})"))
+    if any(word in ("-h", "--help") for word in words[1:]):
+        print(command.help)
+        return 0
+    return command.main(words[1:])
+
+
+def _overview() -> str:
+    lines = [f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: ratchet COMMAND [CONFIG] [--section.field VALUE ...]", "",
+                      "Train a PyTorch model over any number of ranks, and never lose a committed step.", "",
+                      *lines, "", "`ratchet COMMAND --help` says more. `ratchet --version` prints the version."])
+
+
+def _run(words: list[str]) -> int:
+    resolved = _load(words)
+    from trainer.launch.supervisor import run
+
+    return run(resolved, words)
+
+
+def _plan(words: list[str]) -> int:
+    as_json = _take(words, "--json")
+    config = _load(words).config
+    from trainer.launch.plan import make_plan
+    from trainer.launch.present import plan_as_json, plan_as_text
+    from trainer.launch.resources import find_resources
+
+    resources = find_resources()
+    plan = make_plan(config, resources)
+    print(plan_as_json(plan, resources) if as_json else plan_as_text(plan, resources))
+    return 0
+
+
+def _config(words: list[str]) -> int:
+    if _take(words, "--reference"):
+        from trainer.config.reference import reference
+
+        print(reference())
+        return 0
+    print(dump_toml(_load(words).config), end="")
+    return 0
+
+
+def _load(words: Sequence[str]) -> Resolved:
+    positional, overrides = split_arguments(words)
+    if len(positional) > 1:
+        raise ConfigError(f"unexpected argument {positional[1]!r}: at most one CONFIG is taken")
+    return load(positional[0] if positional else None, overrides)
+
+
+def _take(words: list[str], flag: str) -> bool:
+    """Remove a flag that takes no value; tell whether it was there."""
+    found = flag in words
+    while flag in words:
+        words.remove(flag)
+    return found
+
+
+COMMANDS = {
+    "run": Command(_run, "train to the end, or go on where the run stopped", f"""\
+usage: ratchet run [CONFIG] [--section.field VALUE ...]
+
+Train to the end. The same run.name and store.url go on from the newest checkpoint; a run that is
+complete says so and ends at once. In a pod the operator's variables decide how many ranks meet;
+elsewhere they run on this machine.
+
+{_ARGUMENTS}
+
+examples:
+  ratchet run                                     the built-in digits workload
+  ratchet run my.toml --train.epochs 20
+  ratchet run digits --launch.nproc_per_node 4 --store.url s3://bucket/experiments
+
+The exit code tells the operator what to do: 0 complete, 1 to 127 permanent, 128 and above try again."""),
+    "plan": Command(_plan, "print what `run` would start here, and why", f"""\
+usage: ratchet plan [--json] [CONFIG] [--section.field VALUE ...]
+
+Print how `ratchet run` reads this environment: how many pods and ranks, the options of torchrun, the
+variables it sets. Starts nothing and asks no store.
+
+  --json                  for programs
+{_ARGUMENTS}
+
+examples:
+  ratchet plan
+  PET_NNODES=1:3 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=job-worker-0:23456 ratchet plan"""),
+    "config": Command(_config, "print the resolved settings as TOML", f"""\
+usage: ratchet config [--reference] [CONFIG] [--section.field VALUE ...]
+
+Print every setting as it would be taken: defaults, then the file, then RATCHET_SECTION__FIELD of the
+environment, then the command line. The output is itself a file that `ratchet run` reads.
+
+  --reference             print the table of all settings with their meaning
+{_ARGUMENTS}
+
+examples:
+  ratchet config vowels > my.toml
+  RATCHET_TRAIN__EPOCHS=3 ratchet config digits --optimizer.lr 0.01"""),
+}
+"""Every command by name, in the order of the overview."""
