@@ -45,18 +45,16 @@ def locked_names(lock: Path) -> list[str]:
 
 
 def _compile(lock: Path, *arguments: str, stdin: str = "") -> None:
+    uv = Path(sys.executable).parent / "uv"
     upgrade = ["--upgrade"] if os.environ.get("UPGRADE") else []
     subprocess.run(
-        [str(Path(sys.executable).parent / "uv"), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11",
-         "--generate-hashes", "--no-header", *upgrade, "--output-file", str(lock), *arguments],
+        [str(uv), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes",
+         "--no-header", *upgrade, "--output-file", str(lock), *arguments],
         cwd=ROOT, input=stdin, text=True, check=True, stdout=subprocess.DEVNULL)
-    lock.write_text(f"# Made by `make lock` from pyproject.toml; {_first_line(lock)}\n{lock.read_text(encoding='utf-8')}",
-                    encoding="utf-8")
+    what = next(line.split(".lock", 1)[1].strip() for line in (__doc__ or "").splitlines() if f" {lock.name} " in line)
+    pins = lock.read_text(encoding="utf-8")
+    lock.write_text(f"# Made by `make lock` from pyproject.toml; {what}\n{pins}", encoding="utf-8")
     print(f"{lock.relative_to(ROOT)}: {len(locked_names(lock))} packages")
-
-
-def _first_line(lock: Path) -> str:
-    return next(line.split("lock", 1)[1].strip() for line in (__doc__ or "").splitlines() if f" {lock.name} " in line)
 
 
 def _without(*locks: Path) -> list[str]:

@@ -164,8 +164,8 @@ def _prepare_venv() -> None:
 
 def _pip(arguments: Sequence[str], *, hashes: bool = True) -> None:
     # Without bytecode: torch has 2,000 modules of which a run imports half.
-    command = [str(VENV / "bin" / "python"), "-I", "-m", "pip", "install", "--no-deps", "--no-compile", "--retries", "2",
-               "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-user",
+    command = [str(VENV / "bin" / "python"), "-I", "-m", "pip", "install", "--no-deps", "--no-compile", "--no-user",
+               "--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2",
                *(["--require-hashes"] if hashes else []), *arguments]
     done = _run(command)
     with LOG.open("a", encoding="utf-8") as log:

@@ -1,6 +1,6 @@
 """Every setting of Ratchet, with its default and its meaning right under it.
 
-The reference table in the README is generated from this file (`trainer.config.reference`),
+The table of settings in the README is generated from this file (`trainer.config.reference`),
 so a field without a docstring fails the tests. User code receives the whole tree.
 """
 
@@ -242,53 +242,76 @@ class Config:
     log: Log = field(default_factory=Log)
 
 
-SECTIONS: Mapping[str, type] = {f.name: f.default_factory for f in dataclasses.fields(Config)}  # type: ignore[misc]  # every field has one, and it is the class
+SECTIONS: Mapping[str, type[Any]] = {
+    section.name: section.default_factory  # type: ignore[misc]  # the factory of each is its class
+    for section in dataclasses.fields(Config)
+}
 """Section name -> its dataclass."""
 
+KEYS = tuple(f"{section}.{f.name}" for section, cls in SECTIONS.items() for f in dataclasses.fields(cls))
+"""Every setting as `section.field`, in the order of the tree."""
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_IMPORT_STRING = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+_NOT_NEGATIVE = (
+    "train.max_steps", "train.clip_norm", "train.evaluate_every_epochs", "optimizer.lr", "optimizer.weight_decay",
+    "optimizer.momentum", "schedule.warmup_steps", "data.workers", "checkpoint.every_steps",
+    "checkpoint.every_seconds", "launch.max_restarts",
+)
+_AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "checkpoint.object_mb")
+_POSITIVE = ("parallel.timeout_seconds", "parallel.bucket_mb", "launch.stop_budget_seconds")
+_IMPORT_STRINGS = tuple(f"workload.{name}" for name in
+                        ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate"))
 
 
-def check(config: Config) -> None:
+def check(config: Config, sources: Mapping[str, str] | None = None) -> None:
     """Refuse values that have the right type and can't work.
 
+    Args:
+        sources: where each setting was set (`train.epochs` -> "in job.toml"), for the message.
+
     Raises:
-        ConfigError: naming the setting, its value and what would be accepted.
+        ConfigError: naming the setting, its value, where it was set and what would be accepted.
     """
+    places = sources or {}
+
+    def value(key: str) -> Any:
+        section, name = key.split(".")
+        return getattr(getattr(config, section), name)
 
     def need(ok: bool, key: str, rule: str) -> None:
         if not ok:
-            section, name = key.split(".")
-            value = getattr(getattr(config, section), name)
-            raise ConfigError(f"{key} = {value!r}: {rule}")
+            place = f" {places[key]}" if key in places else ""
+            raise ConfigError(f"{key} = {value(key)!r}{place}: {rule}")
 
+    for key in _AT_LEAST_ONE:
+        need(value(key) >= 1, key, "must be at least 1")
+    for key in _NOT_NEGATIVE:
+        need(value(key) >= 0, key, "must not be negative")
+    for key in _POSITIVE:
+        need(value(key) > 0, key, "must be greater than 0")
     need(bool(_RUN_NAME.fullmatch(config.run.name)), "run.name",
          "use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
     need(-(2**63) <= config.run.seed < 2**63, "run.seed", "must fit into 64 bits")
-    need(bool(_MODULE.fullmatch(config.workload.module)), "workload.module", "must be a dotted module name")
-    for name in ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate"):
-        text = getattr(config.workload, name)
-        need(not text or bool(_IMPORT_STRING.fullmatch(text)), f"workload.{name}",
-             "must be an import string package.module:attribute")
-    need(config.train.epochs >= 1, "train.epochs", "must be at least 1")
-    need(config.train.global_batch_size >= 1, "train.global_batch_size", "must be at least 1")
+    need(_is_dotted(config.workload.module), "workload.module", "must be a module name, package.module")
+    for key in _IMPORT_STRINGS:
+        module, colon, attribute = value(key).partition(":")
+        need(not value(key) or bool(colon and _is_dotted(module) and _is_dotted(attribute)), key,
+             "must be an import string, package.module:attribute")
     need(0 <= config.train.micro_batch_size <= config.train.global_batch_size, "train.micro_batch_size",
-         f"must be between 0 and train.global_batch_size = {config.train.global_batch_size}")
-    for key in ("train.max_steps", "train.clip_norm", "train.evaluate_every_epochs", "optimizer.lr",
-                "optimizer.weight_decay", "optimizer.momentum", "schedule.warmup_steps", "schedule.final_ratio",
-                "data.workers", "checkpoint.every_steps", "checkpoint.every_seconds", "launch.max_restarts"):
-        section, name = key.split(".")
-        need(getattr(getattr(config, section), name) >= 0, key, "must not be negative")
-    for key in ("train.log_every_steps", "checkpoint.object_mb"):
-        section, name = key.split(".")
-        need(getattr(getattr(config, section), name) >= 1, key, "must be at least 1")
-    for key in ("parallel.timeout_seconds", "parallel.bucket_mb", "launch.stop_budget_seconds"):
-        section, name = key.split(".")
-        need(getattr(getattr(config, section), name) > 0, key, "must be greater than 0")
+         f"must be between 0 and train.global_batch_size = {config.train.global_batch_size}"
+         f"{' ' + places['train.global_batch_size'] if 'train.global_batch_size' in places else ''}")
+    need(0 <= config.schedule.final_ratio <= 1, "schedule.final_ratio", "must be between 0 and 1")
     need(0 <= config.metrics.port <= 65535, "metrics.port", "must be between 0 and 65535")
     need(config.launch.nproc_per_node in ("auto", "cpu", "gpu")
-         or (config.launch.nproc_per_node.isdecimal() and int(config.launch.nproc_per_node) >= 1),
-         "launch.nproc_per_node", "must be a number of at least 1, auto, cpu or gpu")
-    need(config.store.url.startswith(("s3://", "file://")), "store.url",
-         "must begin with s3:// or file://")
+         or bool(re.fullmatch(r"[1-9][0-9]*", config.launch.nproc_per_node)), "launch.nproc_per_node",
+         "must be a number of at least 1, auto, cpu or gpu")
+    scheme, _, place = config.store.url.partition("://")
+    need(scheme in ("s3", "file") and bool(place.strip("/")) and not (scheme == "s3" and place.startswith("/")),
+         "store.url", "must be s3://bucket/prefix or file:///folder")
+    need(not config.store.endpoint or config.store.endpoint.startswith(("http://", "https://")), "store.endpoint",
+         "must begin with http:// or https://")
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
