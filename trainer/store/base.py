@@ -45,16 +45,26 @@ class ObjectStore(Protocol):
     def url(self) -> str:
         """Where the keys begin, for people: `s3://bucket/prefix` or `file:///folder`."""
 
+    @property
+    def conditional_puts(self) -> bool:
+        """Whether `if_absent` is decided by the store itself, atomically. True until `probe` or a put
+        finds otherwise; then `if_absent` looks first and writes after, and two writers at the same
+        moment may both succeed.
+        """
+
     def put(self, key: str, data: Buffer, *, crc32: int | None = None, if_absent: bool = False) -> None:
         """Write an object whole.
 
         Args:
+            key: where; an object of that key is replaced.
+            data: what.
             crc32: `zlib.crc32` of `data`; the store refuses bytes that do not match it.
             if_absent: fail rather than replace (`If-None-Match: *`). A repeat of one's own
                 write that did arrive counts as `Exists`; the caller compares.
 
         Raises:
             Exists: with `if_absent`, when the key is there.
+            StoreError: itself, when `data` does not match `crc32`.
             StoreUnavailable, StoreRefused: as named.
         """
 

@@ -1,0 +1,45 @@
+"""Fixtures that more than one part of the tests uses; the servers behind them are in `tests.servers`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import SeaweedFS
+from trainer.config.tree import Store
+from trainer.store import ObjectStore, open_store
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[SeaweedFS]:
+    """One real S3 server for the session (one for each xdist worker), started by the first test that asks."""
+    with SeaweedFS("ratchet") as server:
+        yield server
+
+
+@pytest.fixture
+def s3_settings(seaweed: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Settings of a prefix of its own on the real server, with its credentials in the environment."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in seaweed.admin.environment.items():
+        monkeypatch.setenv(name, value)
+    return Store(url=f"s3://ratchet/{uuid.uuid4().hex}", endpoint=seaweed.endpoint)
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.integration)])
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Settings of an empty store of each kind."""
+    if request.param == "file":
+        return Store(url=f"file://{tmp_path / 'store'}")
+    settings: Store = request.getfixturevalue("s3_settings")
+    return settings
+
+
+@pytest.fixture
+def store(store_settings: Store) -> ObjectStore:
+    """An empty store of each kind."""
+    return open_store(store_settings)
