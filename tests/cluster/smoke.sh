@@ -8,11 +8,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 eval "$(./cluster.sh env)"
 readonly NAMESPACE=ratchet-smoke
 
-check() { printf '%-62s' "$1 ..." && shift && "$@" >/tmp/ratchet-smoke.log 2>&1 && echo ok || {
-  echo FAILED
-  tail -n 20 /tmp/ratchet-smoke.log
-  exit 1
-}; }
+LOG=$(mktemp)
+readonly LOG
+trap 'if (($?)); then echo FAILED; tail -n 20 "$LOG"; fi; rm -f "$LOG"' EXIT
+
+# check NAME FUNCTION: a failing command in FUNCTION ends the script.
+check() {
+  printf '%-56s' "$1 ..."
+  "$2" >"$LOG" 2>&1
+  echo ok
+}
+
 in_pod() { kubectl -n "$NAMESPACE" exec "$@"; }
 
 three_nodes_are_ready() {

@@ -28,13 +28,15 @@ build_image() {
 }
 
 # rootfs NAME PACKAGES: a Debian root file system as a tar in the cache; sets ROOTFS.
+# Born with a merged /usr, it does not need the package usrmerge, which needs Perl.
 rootfs() {
   local new
-  ROOTFS="$CACHE/rootfs/$1-$SUITE-$(recipe "$AIRGAP_DIR/trim-rootfs.sh" "$SUITE" "$2").tar"
+  ROOTFS="$CACHE/rootfs/$1-$SUITE-$(recipe "$AIRGAP_DIR/trim-rootfs.sh" "$SUITE" "$2" "$(declare -f rootfs)").tar"
   [[ ! -f $ROOTFS ]] || return 0
   apt_need mmdebstrap
   new=$(new_dir)
-  step "rootfs-$1" nice -n 10 mmdebstrap --mode=root --variant=minbase --include="$2" \
+  step "rootfs-$1" nice -n 10 mmdebstrap --mode=root --variant=minbase \
+    --include="$2,usr-is-merged" --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --customize-hook="$AIRGAP_DIR/trim-rootfs.sh" "$SUITE" "$new/root.tar"
