@@ -219,7 +219,7 @@ class _Supervisor:
         self._write_settings()
         returncode = self._child([*self.commands.check], watch_reports=False)
         if returncode != 0 or self.signals.received:
-            return decide(returncode, self.signals.first, self._reports(), done=False, child="the check before training")
+            return decide(returncode, self.signals.first, self._reports(), done=False, child="the check")
         for path in self._reports_folder.glob("*.json"):
             path.unlink()  # only what ranks say counts from here on
         self.phase = "training"

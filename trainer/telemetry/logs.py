@@ -101,8 +101,10 @@ def _take_over_torch() -> None:
 
 def _console() -> list[Processor]:
     colors = sys.stdout.isatty() or "FORCE_COLOR" in os.environ
-    return [structlog.dev.ConsoleRenderer(colors=colors and "NO_COLOR" not in os.environ, pad_event_to=0,
-                                          pad_level=False, exception_formatter=structlog.dev.plain_traceback)]
+    return [_short_numbers,
+            structlog.dev.ConsoleRenderer(colors=colors and "NO_COLOR" not in os.environ, sort_keys=False,
+                                          pad_event_to=0, pad_level=False,
+                                          exception_formatter=structlog.dev.plain_traceback)]
 
 
 def _json() -> list[Processor]:
@@ -120,6 +122,10 @@ def _adding(facts: Mapping[str, object]) -> Processor:
         return event
 
     return add
+
+
+def _short_numbers(_logger: Any, _method: str, event: Event) -> Event:
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in event.items()}
 
 
 def _finite_and_ordered(_logger: Any, _method: str, event: Event) -> Event:
