@@ -13,10 +13,14 @@ The built-in ones in `trainer.workloads` are written exactly so.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config import Config, ConfigError
@@ -34,21 +38,29 @@ class Dataset(Protocol):
 
 
 class BuildModel(Protocol):
+    """Makes the network."""
+
     def __call__(self, config: Config) -> torch.nn.Module:
         """Return a new model on the CPU. Called once per rank, with the same seed on all."""
 
 
 class BuildDataset(Protocol):
+    """Makes the samples of a split."""
+
     def __call__(self, config: Config, split: str) -> Dataset:
         """Return the samples of `split` ("train" or "validation"); an empty validation split is allowed."""
 
 
 class Collate(Protocol):
+    """Makes a batch of samples; without one, torch's `default_collate` does."""
+
     def __call__(self, samples: Sequence[Any], /) -> Any:
         """Make a batch of samples: a tensor, or dicts, lists, tuples or dataclasses of tensors."""
 
 
 class Loss(Protocol):
+    """Measures a batch; the shape of `evaluate`, too."""
+
     def __call__(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int, Mapping[str, Any]]:
         """Run the model on a batch and measure it.
 
@@ -60,6 +72,8 @@ class Loss(Protocol):
 
 
 class BuildOptimizer(Protocol):
+    """Makes the optimizer, in place of `optimizer.*`."""
+
     def __call__(self, model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
         """Return the optimizer of the model's parameters. Ratchet sets the groups' `lr` every step."""
 
@@ -84,19 +98,22 @@ def load_plugins(config: Config) -> Plugins:
     """Import the user's code named in `config.workload`.
 
     Raises:
-        PluginError: naming the import string, the module searched and the reason.
+        PluginError: naming the setting, the import string, the module searched and the reason.
     """
 
     def find(name: str, *, required: bool) -> Any:
-        setting = getattr(config.workload, name)
-        if setting:
-            return _resolve(setting, f"workload.{name}")
-        module = _import(config.workload.module, f"workload.module = {config.workload.module!r}")
-        value = getattr(module, name, None)
-        if value is None and required:
-            raise PluginError(f"workload.module = {config.workload.module!r}: the module {_place(module)} defines no"
-                              f" {name}; define it there or set workload.{name} = \"package.module:attribute\"")
-        return _callable(value, f"{config.workload.module}:{name}") if value is not None else None
+        if text := getattr(config.workload, name):
+            module_name, _, path = text.partition(":")
+            key = f"workload.{name} = {text!r}"
+            return _attribute(_import(module_name, key), path, key)
+        key = f"workload.module = {config.workload.module!r}"
+        module = _import(config.workload.module, key)
+        if getattr(module, name, None) is not None:
+            return _attribute(module, name, key)
+        if required:
+            raise PluginError(f"{key}: the module {_place(module)} defines no {name}{_nearest(name, module)};"
+                              f' define it there or set workload.{name} = "package.module:attribute"')
+        return None
 
     loss = find("loss", required=True)
     return Plugins(
@@ -109,39 +126,56 @@ def load_plugins(config: Config) -> Plugins:
     )
 
 
-def _resolve(text: str, key: str) -> Any:
-    module_name, _, attribute = text.partition(":")
-    module = _import(module_name, f"{key} = {text!r}")
-    value: Any = module
-    for part in attribute.split("."):
-        try:
-            value = getattr(value, part)
-        except AttributeError:
-            raise PluginError(f"{key} = {text!r}: the module {_place(module)} has no {attribute!r}") from None
-    return _callable(value, text)
-
-
-def _import(name: str, what: str) -> Any:
+def _import(name: str, key: str) -> ModuleType:
     # `ratchet` is a console script: unlike `python script.py`, nothing puts the user's folder on the path.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = error.name or name
-        reason = (f"no module named {missing!r} in the working folder or on PYTHONPATH"
-                  if name == missing or name.startswith(f"{missing}.")
-                  else f"it imports {missing!r}, which is not installed")
-        raise PluginError(f"{what}: {reason}") from error
-    except Exception as error:  # whatever user code raises at import is the user's line to read
-        raise PluginError(f"{what}: importing {name} failed: {type(error).__name__}: {error}") from error
+        missing = error.name
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            reason = f"{error} (searched: the working folder {Path.cwd()}, PYTHONPATH, the installed packages)"
+        elif missing:
+            reason = f"importing {name} failed{_at(error)}: it needs {missing!r}, which is not installed"
+        else:
+            reason = f"importing {name} failed{_at(error)}: {_one_line(error)}"
+        raise PluginError(f"{key}: {reason}") from error
+    # Whatever user code raises at import is the user's line to read; and a script that parses its
+    # arguments or calls sys.exit() on import must not end the process with a code of its own.
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{key}: importing {name} failed{_at(error)}: {_one_line(error)}") from error
 
 
-def _callable(value: Any, text: str) -> Any:
+def _attribute(module: ModuleType, path: str, key: str) -> Any:
+    """Follow the dots of `path` from the module to something that can be called."""
+    value: Any = module
+    for part in path.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise PluginError(f"{key}: the module {_place(module)} has no {path!r}{_nearest(part, value)}") from None
     if not callable(value):
-        raise PluginError(f"{text} is a {type(value).__name__}, not a function")
+        raise PluginError(f"{key}: {path} in the module {_place(module)} is of type {type(value).__name__},"
+                          " not a function")
     return value
 
 
-def _place(module: Any) -> str:
+def _place(module: ModuleType) -> str:
     return f"{module.__name__} ({getattr(module, '__file__', None) or 'no file'})"
+
+
+def _nearest(name: str, owner: object) -> str:
+    close = difflib.get_close_matches(name, vars(owner) if hasattr(owner, "__dict__") else (), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _at(error: BaseException) -> str:
+    """` at file:line`, the deepest place outside the import system; a SyntaxError's message has its own."""
+    places = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if not frame.filename.startswith("<frozen ") and frame.filename not in (__file__, importlib.__file__)]
+    return f" at {places[-1].filename}:{places[-1].lineno}" if places else ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")

@@ -1,7 +1,7 @@
 """Handwritten digits, 8 x 8 pixels, with a small convolutional network: the workload of `ratchet run`.
 
 The numbers are real and travel with the package; `data/README.md` names their source and licence.
-Every fifth image of each class is held out: 1438 images to train on, 359 to validate on.
+Every fifth image of each class is held out: 1442 images to train on, 355 to validate on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ class Options:
 
     channels: int = 16
     """Channels of the first convolution; the second has twice as many."""
+
+    dropout: float = 0.25
+    """Share of the features before the linear layer that is dropped in training."""
 
 
 class Digits(torch.utils.data.Dataset[tuple[Tensor, int]]):
@@ -56,22 +59,25 @@ class Digits(torch.utils.data.Dataset[tuple[Tensor, int]]):
 def build_model(config: Config) -> nn.Module:
     """Two convolutions with BatchNorm, then one linear layer: [N, 1, 8, 8] -> logits [N, 10].
 
-    BatchNorm sees at least 4 x 4 values per channel and image, so a batch of one image trains, too.
+    BatchNorm sees 64 values per channel and image, so a batch of a single image trains, too.
     """
-    channels = Options(**config.workload.options).channels
+    options = Options(**config.workload.options)
+    channels = options.channels
     return nn.Sequential(
         nn.Conv2d(1, channels, 3, padding=1, bias=False),
         nn.BatchNorm2d(channels),
         nn.ReLU(),
-        nn.Conv2d(channels, 2 * channels, 3, padding=1, stride=2, bias=False),
+        nn.Conv2d(channels, 2 * channels, 3, padding=1, bias=False),
         nn.BatchNorm2d(2 * channels),
         nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Flatten(),
+        nn.Dropout(options.dropout),
         nn.Linear(2 * channels * 4 * 4, CLASSES),
     )
 
 
-def build_dataset(config: Config, split: str) -> Digits:
+def build_dataset(config: Config, split: str) -> Digits:  # noqa: ARG001  # every workload is asked with the settings
     return Digits(split)
 
 

@@ -75,14 +75,14 @@ class LargestScore(nn.Module):
 
     def forward(self, rows: Tensor, sizes: Tensor) -> Tensor:
         """Rows [sum of sizes, 10] and sizes [N] -> predictions [N]."""
-        scores = self.score(rows).squeeze(1)
+        scores: Tensor = self.score(rows).squeeze(1)
         owner = torch.arange(len(sizes), device=rows.device).repeat_interleave(sizes, output_size=len(rows))
         # Items without rows keep their 0. The result hangs on the parameters even if there is no row
         # at all: backward then gives zeros, not None, and DDP's all-reduce finds every rank there.
         return scores.new_zeros(len(sizes)).scatter_reduce(0, owner, scores, "amax", include_self=False)
 
 
-def build_model(config: Config) -> nn.Module:
+def build_model(config: Config) -> nn.Module:  # noqa: ARG001  # every workload is asked with the settings
     return LargestScore()
 
 

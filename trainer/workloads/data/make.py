@@ -3,7 +3,7 @@
     python trainer/workloads/data/make.py
 
 Needs numpy, and pip with access to a package index. Rewrites digits.npz, vowels.npz and
-SHA256SUMS; not part of the installed package.
+SHA256SUMS.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def digits() -> None:
     text = gzip.decompress(member(DIGITS_PACKAGE, "sklearn/datasets/data/digits.csv.gz")).decode()
     table = np.array([[float(value) for value in line.split(",")] for line in text.splitlines()])
     numbers = table.astype(np.uint8)
-    assert (numbers == table).all() and table.shape == (1797, 65)
+    assert table.shape == (1797, 65)
+    assert (numbers == table).all()
     np.savez_compressed(HERE / "digits.npz", images=numbers[:, :64].reshape(-1, 8, 8), labels=numbers[:, 64])
 
 
