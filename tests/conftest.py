@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.loaders
 import pytest
 
 from tests.servers import SeaweedFS
@@ -16,7 +17,10 @@ from trainer.store import ObjectStore, open_store
 @pytest.fixture(scope="session")
 def seaweed() -> Iterator[SeaweedFS]:
     """One real S3 server for the session (one for each xdist worker), started by the first test that asks."""
-    with SeaweedFS("ratchet") as server:
+    with pytest.MonkeyPatch.context() as patch, SeaweedFS("ratchet") as server:
+        # Every boto3 session reads the model of S3 anew, 0.2 s each; the tests make hundreds.
+        loader = botocore.loaders.create_loader()
+        patch.setattr("botocore.session.create_loader", lambda *_: loader)
         yield server
 
 

@@ -25,8 +25,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import boto3.session
@@ -82,7 +83,7 @@ class SeaweedFS:
         self._folder = Path()
         self._sockets: list[Path] = []
 
-    def __enter__(self) -> SeaweedFS:
+    def __enter__(self) -> Self:
         for attempts_left in reversed(range(4)):
             try:
                 self._start()
@@ -155,10 +156,10 @@ class SeaweedFS:
                                              stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
         client = self.client()
         for bucket in self.buckets:
-            self._until_it_works(lambda bucket=bucket: client.create_bucket(Bucket=bucket))
-        # Only the first put makes the volumes. A key of its own: the bucket is left as empty as it was made.
+            self._until_it_works(partial(client.create_bucket, Bucket=bucket))
+        # Only the first put makes the volumes. The bucket is left as empty as it was made.
         for bucket in self.buckets:
-            self._until_it_works(lambda bucket=bucket: client.put_object(Bucket=bucket, Key="ready", Body=b"yes"))
+            self._until_it_works(partial(client.put_object, Bucket=bucket, Key="ready", Body=b"yes"))
             client.delete_object(Bucket=bucket, Key="ready")
 
     def _until_it_works(self, call: Callable[[], object], seconds: float = 40.0) -> None:
@@ -172,7 +173,7 @@ class SeaweedFS:
                 if isinstance(error, ClientError) and error.response["Error"]["Code"] == "BucketAlreadyOwnedByYou":
                     return
                 if self._process.poll() is not None:
-                    raise _DiedEarly(f"weed server ended with {self._process.returncode}: {self._log_tail()}") from error
+                    raise _DiedEarly(f"weed ended with {self._process.returncode}: {self._log_tail()}") from error
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no S3 at {self.endpoint} within {seconds:.0f} s ({error}):"
                                        f" {self._log_tail()}") from error
@@ -244,7 +245,7 @@ class FaultProxy:
     def endpoint(self) -> str:
         return f"http://{HOST}:{self._port}"
 
-    def __enter__(self) -> FaultProxy:
+    def __enter__(self) -> Self:
         self.up()
         return self
 
@@ -396,8 +397,7 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
                     self.send_header(name, value)
             length = answer.headers.get("Content-Length") if self.command == "HEAD" else str(len(body))
             self.send_header("Content-Length", length or "0")
-            if cut == 0:
-                self._headers_buffer = []
+            if cut == 0:  # the headers are still in the handler's buffer and die with it
                 return self.reset()
             self.end_headers()
             self.wfile.write(body[:cut])

@@ -34,6 +34,8 @@ def _fault(key: str) -> str:
         return f"names that begin with {DRAFT} belong to the store"
     if any(ord(character) < 32 or ord(character) == 127 for character in key):
         return "must not hold control characters"
+    if "\\" in key:
+        return "must not hold a backslash: some servers take it for '/'"
     if size > _LONGEST_KEY or longest > _LONGEST_PART:
         return f"is longer than {_LONGEST_KEY} bytes, or one of its parts than {_LONGEST_PART}"
     return ""
