@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainer.config.reference import settings_tables
+from trainer.config.reference import reference
 from trainer.launch.exits import TABLE
 
 
@@ -26,7 +26,7 @@ def exit_table() -> str:
     return "\n".join(lines)
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"settings": settings_tables, "exits": exit_table}
+PARTS: Mapping[str, Callable[[], str]] = {"settings": reference, "exits": exit_table}
 """Name in the markers -> what makes the text between them."""
 
 _MARKED = re.compile(r"(<!-- (?P<name>[a-z-]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)

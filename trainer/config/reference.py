@@ -18,7 +18,7 @@ from trainer.config.load import describe, environment_name
 from trainer.config.tree import SECTIONS
 
 
-def settings_tables() -> str:
+def reference() -> str:
     """One table per section: setting, value, default, environment variable, meaning."""
     meanings = _docstrings()
     lines: list[str] = []

@@ -7,11 +7,11 @@ import inspect
 import pytest
 
 from trainer.config import load, tree
-from trainer.config.reference import settings_tables
+from trainer.config.reference import reference
 
 
 def test_every_setting_has_its_row_with_a_meaning() -> None:
-    rows = [line for line in settings_tables().splitlines() if line.startswith("| `")]
+    rows = [line for line in reference().splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == list(tree.KEYS)
     for row in rows:
         *_, meaning, end = row.split(" | ")[-1].rpartition(" |")
@@ -20,7 +20,7 @@ def test_every_setting_has_its_row_with_a_meaning() -> None:
 
 
 def test_the_variable_in_a_row_sets_that_setting() -> None:
-    row = next(line for line in settings_tables().splitlines() if line.startswith("| `train.epochs`"))
+    row = next(line for line in reference().splitlines() if line.startswith("| `train.epochs`"))
     _, value, default, variable, _ = row.split(" | ")
     assert (value, default) == ("a whole number", "`1`")
     assert load("digits", environ={variable.strip("`"): "9"}).config.train.epochs == 9
@@ -30,4 +30,4 @@ def test_a_setting_without_a_docstring_is_named(monkeypatch: pytest.MonkeyPatch)
     source = inspect.getsource(tree).replace('    """Passes over the training split;', '    _ = """')
     monkeypatch.setattr(inspect, "getsource", lambda _: source)
     with pytest.raises(ValueError, match=r"without a docstring.*: train\.epochs$"):
-        settings_tables()
+        reference()
