@@ -90,9 +90,9 @@ def _plan(words: list[str]) -> int:
 
 def _config(words: list[str]) -> int:
     if _take(words, "--reference"):
-        from trainer.config.reference import settings_tables
+        from trainer.config.reference import reference
 
-        print(settings_tables())
+        print(reference())
         return 0
     print(dump_toml(_load(words).config), end="")
     return 0

@@ -168,7 +168,7 @@ class _Supervisor:
                 self._tell_completion(store)
                 return Outcome(Exit.DONE, "the run was complete already")
             if _on_terminal(self.config):
-                from trainer.launch.live import LiveView  # rich takes 0.2 s, and pods have no terminal
+                from trainer.launch.live import LiveView  # pods have no terminal and need not load it
 
                 self.live = stack.enter_context(LiveView(self.config.run.name, self.metrics.view, lambda: self.phase))
             outcome = self._children(store)
