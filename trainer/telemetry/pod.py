@@ -56,6 +56,7 @@ class PodView:
     ranks: tuple[RankView, ...]
     world_size: int
     restarts: int
+    """Of the ranks of this pod; torchrun restarts them together."""
     lost_steps: int
     values: Mapping[str, float]
     """Gauges without labels: loss, learning_rate, grad_norm, checkpoint_last_step ..."""
@@ -142,7 +143,7 @@ class PodMetrics(Collector):
             return PodView(
                 ranks=tuple(_rank_view(slot.packet, slot.packet in live) for slot in slots),
                 world_size=int(values.get("world_size", 0)),
-                restarts=sum(slot.restarts for slot in slots),
+                restarts=max((slot.restarts for slot in slots), default=0),
                 lost_steps=self._lost_steps,
                 values={**self._outliving, **values},
                 info=info,

@@ -96,7 +96,7 @@ class Supervised:
         return value
 
     def wait_for_file(self, name):
-        return self.wait_for(lambda: (self.folder / name).exists())
+        return self.wait_for((self.folder / name).exists)
 
     def end(self):
         code = self.process.wait(30)
@@ -291,7 +291,10 @@ finish()
     assert child["environ"]["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-@pytest.mark.parametrize(("error", "code"), [(StoreRefused("no bucket called b"), 2), (StoreUnavailable("no answer"), 160)])
+@pytest.mark.parametrize(("error", "code"), [
+    (StoreRefused("no bucket called b"), 2),
+    (StoreUnavailable("no answer"), 160),
+])
 def test_a_store_that_can_not_be_used_ends_the_run_before_anything_starts(monkeypatch, capsys, tmp_path, error, code):
     class Store:
         url = "s3://b"

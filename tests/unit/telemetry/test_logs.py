@@ -76,16 +76,20 @@ def test_python_warnings_are_log_lines(lines):
 
 def test_an_exception_is_structured_and_holds_no_locals(lines):
     configure(Log())
-    try:
+
+    def fail():
         hidden = "a local value"
         raise ValueError("bad " + hidden[:1])
+
+    try:
+        fail()
     except ValueError:
         get_logger().exception("failed")
     (line,) = lines()
     (exception,) = line["exception"]
     assert (exception["exc_type"], exception["exc_value"]) == ("ValueError", "bad a")
     assert "a local value" not in json.dumps(line)
-    assert exception["frames"][-1]["name"] == "test_an_exception_is_structured_and_holds_no_locals"
+    assert exception["frames"][-1]["name"] == "fail"
 
 
 def test_numbers_that_json_does_not_know_are_text(lines):

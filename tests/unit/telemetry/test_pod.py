@@ -101,8 +101,9 @@ def test_a_dead_rank_leaves_only_that_it_is_down(pod, alive):
     alive.discard(11)
     found = scrape(pod)
     assert found["ratchet_worker_up", "0"] == 0
-    assert not [key for key in found if key[0].startswith(("ratchet_steps", "ratchet_time", "ratchet_last", "ratchet_st"))
-                and "0" in key[1:]]
+    by_rank = {metric.full_name for metric in METRICS if metric.by_rank}
+    assert [key for key in found if key[0] in by_rank and "1" in key[1:]]
+    assert not [key for key in found if key[0] in by_rank and "0" in key[1:]]
     assert found["ratchet_steps_total", "1"] == 7
     assert ("ratchet_loss",) not in found
     assert found["ratchet_checkpoint_last_step",] == 7, "a fact about the run, not about the process"
@@ -140,7 +141,7 @@ def test_steps_done_again_after_a_restart_are_lost_once(pod, alive):
         process.steps(7, 8)
     assert scrape(pod)["ratchet_lost_steps_total",] == 4
     assert pod.view().lost_steps == 4
-    assert pod.view().restarts == 2
+    assert pod.view().restarts == 1, "both ranks were replaced once"
 
 
 def test_a_cold_start_and_an_exact_resume_lose_nothing(pod, alive):
@@ -204,7 +205,8 @@ def test_every_declared_metric_is_served(pod, alive):
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_has_nothing_to_say(pod, alive):
     Process(pod, alive, 11).steps(1, 2)
-    said = subprocess.run(["promtool", "check", "metrics"], input=generate_latest(pod.registry), capture_output=True)
+    said = subprocess.run(["promtool", "check", "metrics"], input=generate_latest(pod.registry), capture_output=True,
+                          check=False)
     assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")
 
 
