@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,10 @@ Write = Callable[[str, str], Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write a module into the working folder; what a test imports is forgotten after it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def write(name: str, text: str) -> Path:
@@ -31,7 +30,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         path.write_text(text)
         return path
 
-    return write
+    yield write
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def refusal(**workload: str) -> str:
