@@ -68,6 +68,9 @@ def main() -> int:
         except SetupError as error:
             _say(str(error))
             return 1
+        except KeyboardInterrupt:
+            _say("interrupted; the next call starts over")
+            return 130
         _say("done: .venv is ready")
     return 0
 
@@ -92,8 +95,8 @@ def pinned_torch() -> str:
 def sources(version: str) -> Iterator[tuple[Source, str]]:
     """Where to take torch from, best first, each with the reason why it's this one's turn."""
     here = f"CPython {sys.version_info.major}.{sys.version_info.minor} on {sys.platform} {platform.machine()}"
-    wheels = Path(os.environ.get("RATCHET_WHEELS") or ROOT.parent / "shared" / "wheels")
-    place = os.path.relpath(wheels, ROOT)
+    place = os.environ.get("RATCHET_WHEELS") or "../shared/wheels"
+    wheels = ROOT / place
     if wheels.is_dir() and any(fits(path.name, version) for path in wheels.iterdir()):
         yield Source(place, ("--no-index", "--find-links", str(wheels))), f"it has a wheel for {here}"
         why = f"the wheel in {place} can't be installed"
@@ -145,6 +148,7 @@ def _ask_cpu_index() -> str:
 
 def _prepare_venv() -> None:
     """Leave a .venv of this Python version with pip in it; one that was left half done is made anew."""
+    python = os.path.realpath(sys.executable)  # which may be a link inside the .venv that is about to go
     if VENV.exists():
         version = _run([str(VENV / "bin" / "python"), "-I", "-c",
                         "import sys, pip; print('%d.%d' % sys.version_info[:2])"])
@@ -152,7 +156,6 @@ def _prepare_venv() -> None:
             return
         _say("making .venv anew: the one there is unfinished, broken or of another Python")
         shutil.rmtree(VENV)
-    python = os.path.realpath(sys.executable)  # not one that lives inside the .venv that is being replaced
     for module in ("venv", "virtualenv"):
         made = _run([python, "-m", module, str(VENV)])
         if made.returncode == 0:

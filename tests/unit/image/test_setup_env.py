@@ -174,17 +174,16 @@ def test_a_second_setup_finds_its_stamp_and_installs_nothing(tmp_path: Path) -> 
     assert calls.read_text().count("pip install") == 2 * installs
 
 
-def test_a_setup_that_was_interrupted_starts_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    venv = tmp_path / ".venv"
-    venv.mkdir()
-    (venv / "half-installed").touch()
-    monkeypatch.setattr(setup_env, "VENV", venv)
-    monkeypatch.setattr(setup_env, "STAMP", venv / "stamp")
-    setup_env.STAMP.write_text(setup_env.UNFINISHED)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    monkeypatch.setattr(setup_env, "_run", lambda command: subprocess.CompletedProcess(command, 0, version))
-    setup_env._prepare_venv()
-    assert not (venv / "half-installed").exists()
+def test_a_setup_that_was_interrupted_starts_over_even_from_its_own_python(tmp_path: Path) -> None:
+    root = checkout(tmp_path / "clone")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root / ".venv")], check=True)
+    (root / ".venv" / "half-installed").touch()
+    (root / ".venv" / "ratchet-setup").write_text(setup_env.UNFINISHED)
+    # Only the beginning: installing for real takes minutes.
+    prepare = "from image import setup_env; setup_env._prepare_venv()"
+    subprocess.run([str(root / ".venv" / "bin" / "python"), "-c", prepare], cwd=root, check=True)
+    assert not (root / ".venv" / "half-installed").exists()
+    subprocess.run([str(root / ".venv" / "bin" / "python"), "-c", "import pip"], check=True)
 
 
 def test_a_failing_pip_is_told_in_one_line_and_kept_in_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
