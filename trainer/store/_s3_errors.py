@@ -102,7 +102,7 @@ def _from_answer(error: boto.ClientError, operation: str, what: str) -> StoreErr
         return StoreUnavailable(f"{says}: still so after all retries")
     if code in _FORBIDDEN:
         return StoreRefused(f"{says}: allow {_PERMISSIONS[operation]}")
-    if code == str(status):  # S3 names its errors; a bare status is the page of some other server
+    if code in {"", str(status)}:  # S3 names its errors; a bare status is the page of some other server
         return _not_s3(what, f"HTTP status {status} without an S3 error")
     return StoreRefused(says)
 

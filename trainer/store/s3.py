@@ -11,7 +11,7 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BUCKET = re.compile(r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_S3_XML = re.compile(rb"<(ListBucketResult|Error)\b")
+_S3_XML_OR_500 = re.compile(rb"<(ListBucketResult|Error)\b|500|error|^\s*$", re.IGNORECASE)
 _BLOCK = 1 << 20
 _SMALL = 64 << 10
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
@@ -70,10 +72,10 @@ class S3Store:
                  path_style: bool = True) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._server = _Server(endpoint, region, path_style)
         self._patience = TRAINING
         self._conditional_puts = True
         try:
+            self._server = _Server(endpoint, region, path_style)
             self._client = self._server.connect(self._patience)
         except (BotoCoreError, ValueError) as error:
             raise StoreRefused(f"{self.url}: {error}: look at store.endpoint, store.region and the AWS settings"
@@ -135,7 +137,7 @@ class S3Store:
         request = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
         found = self._call("list", prefix, lambda s3: [
             (item["Key"].removeprefix(self._prefix), item["Size"])
-            for page in s3.get_paginator("list_objects_v2").paginate(**request) for item in _contents(page)])
+            for page in s3.get_paginator("list_objects_v2").paginate(**request) for item in page.get("Contents", ())])
         # AWS lists in key order; S3 Express does not, nor do servers with folders for keys ('a/b' before 'a-b').
         yield from sorted(found)
 
@@ -198,7 +200,7 @@ class _Server:
         return "path" if self.path_style else "virtual"
 
     def _client(self, patience: Patience, style: str) -> Any:
-        return self.session.client(
+        client = self.session.client(
             "s3",
             endpoint_url=self.endpoint or None,
             region_name=self.region or self.session.region_name or "us-east-1",
@@ -215,6 +217,8 @@ class _Server:
                 s3={"addressing_style": style, "payload_signing_enabled": False},
             ),
         )
+        client.meta.events.register_last("before-parse.s3.ListObjectsV2", _only_listings)
+        return client
 
 
 class _Body:
@@ -272,11 +276,14 @@ def _read_whole(answer: Mapping[str, Any]) -> bytearray:
     return data
 
 
-def _contents(page: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    if "IsTruncated" not in page:  # somebody else's XML, in which botocore sees an empty listing
-        raise ResponseParserError("not a listing")
-    contents: Sequence[Mapping[str, Any]] = page.get("Contents", ())
-    return contents
+def _only_listings(response_dict: Mapping[str, Any], **_: Any) -> None:
+    """Tell the page of some other server from a listing. botocore sees an empty one in XML of another kind.
+
+    What is no XML at all it has made a 500 of before we see it, to be retried; a real 500 says so in its text.
+    """
+    status, body = response_dict["status_code"], response_dict["body"]
+    if status in {200, 500} and not (_S3_XML if status == 200 else _S3_XML_OR_500).search(body, 0, 2000):
+        raise ResponseParserError("the answer is not a listing")
 
 
 def _is_http(url: str) -> bool:

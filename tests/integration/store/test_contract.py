@@ -40,7 +40,7 @@ def test_what_is_put_is_got(store: ObjectStore, kind: type, size: int) -> None:
 
 
 def test_a_view_of_other_items_than_bytes_is_put_as_its_bytes(store: ObjectStore) -> None:
-    store.put("floats", memoryview(bytearray(800_000)).cast("d"))
+    store.put("floats", memoryview(bytearray(800_000)).cast("d"))  # type: ignore[arg-type]
     assert store.get("floats") == bytes(800_000)
 
 
@@ -176,8 +176,9 @@ def test_odd_but_legal_keys_work(store: ObjectStore, key: str) -> None:
     assert list(store.list()) == []
 
 
-@pytest.mark.parametrize("key", ["", "/", "/abs", "a//b", "a/", "..", "../a", "a/../../b", ".", "./a", "a/.", "nul\0",
-                                 "line\nbreak", "back\\slash", ".ratchet-draft-x", "\ud800", "x" * 256, "/".join("x" * 1025)])
+@pytest.mark.parametrize("key", [
+    "", "/", "/abs", "a//b", "a/", "..", "../a", "a/../../b", ".", "./a", "a/.", "nul\0", "line\nbreak", "back\\slash",
+    ".ratchet-draft-x", "\ud800", "x" * 256, "/".join("x" * 1025)])
 def test_keys_that_could_escape_or_that_one_store_can_not_hold_are_refused(store: ObjectStore, key: str) -> None:
     for call in (lambda: store.put(key, b""), lambda: store.get(key), lambda: store.delete(key)):
         with pytest.raises(StoreRefused, match="key"):
@@ -207,10 +208,10 @@ def test_readers_see_an_old_or_a_new_object_and_nothing_between(store: ObjectSto
     with ThreadPoolExecutor(4) as pool:
         writes = [pool.submit(write, digit) for digit in range(10)]
         reads = [pool.submit(store.get, "done.json") for _ in range(20)]
-        for each in writes:
-            each.result()
-        for each in reads:
-            got = each.result()
+        for write_done in writes:
+            write_done.result()
+        for read in reads:
+            got = read.result()
             assert len(got) == 200_000
             assert len(set(got)) == 1
 

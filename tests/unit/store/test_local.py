@@ -169,7 +169,7 @@ def test_a_folder_without_permission_is_refused_by_the_probe(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/proc/sys").exists(), reason="needs Linux")
 def test_a_place_where_no_folder_can_be_made_is_told_by_the_probe() -> None:
-    with pytest.raises(StoreError, match="^probe file:///proc/sys/ratchet/: "):
+    with pytest.raises(StoreError, match=r"^probe file:///proc/sys/ratchet/: "):
         LocalStore(Path("/proc/sys/ratchet")).probe()
 
 
@@ -182,7 +182,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_a_key_below_another_object_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a", b"")
-    with pytest.raises(StoreRefused, match="put .*/a/b: .*a part of the path is a file"):
+    with pytest.raises(StoreRefused, match=r"put .*/a/b: .*a part of the path is a file"):
         store.put("a/b", b"")
     with pytest.raises(NotFound):
         store.get("a/b")
@@ -222,5 +222,5 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error_not_a_short_object(
         return os.stat_result(fields)
 
     monkeypatch.setattr(os, "fstat", longer)
-    with pytest.raises(StoreUnavailable, match="get .*/key: the file ends after 6 of 10 bytes"):
+    with pytest.raises(StoreUnavailable, match=r"get .*/key: the file ends after 6 of 10 bytes"):
         store.get("key")
