@@ -123,7 +123,6 @@ class RankMetrics:
 
     def __init__(self, *, rank: int, local_rank: int, world_size: int, sender: Sender | None) -> None:
         self._sender = sender
-        self._rank = rank
         self._state: State = "init"
         # The interpreter and torch took their time before this object could be made.
         self._since = time.monotonic() - _process_age()

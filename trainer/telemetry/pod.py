@@ -120,11 +120,6 @@ class PodMetrics(Collector):
             self._outliving.update({name: value for name, _, value in packet["values"] if BY_NAME[name].outlives})
             self._count_lost_steps(slot)
 
-    def pids(self) -> set[int]:
-        """Processes of all ranks that were heard of and may still be there."""
-        with self._lock:
-            return {slot.packet["pid"] for slot in self._slots.values()}
-
     def round_began(self) -> float:
         """When the newest set of processes began, in seconds since the epoch; 0 before the first."""
         with self._lock:
