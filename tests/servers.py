@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import http.server
 import json
+import os
 import re
 import secrets
 import shlex
@@ -153,6 +154,7 @@ class SeaweedFS:
                  "exec 3<&-; wait $server")
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(["sh", "-c", guard, "guard", *command], cwd=self._folder,
+                                             env={**os.environ, "TMPDIR": str(self._folder)},  # its own logs
                                              stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
         client = self.client()
         for bucket in self.buckets:

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -163,6 +164,20 @@ class TestRequests:
         assert "content-md5" not in seen
         assert seen["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
         assert seen["content-length"] == str(size)
+
+    @pytest.mark.parametrize("kind", [bytearray, memoryview])
+    def test_an_object_is_not_copied_on_its_way(self, s3_settings: Store, kind: type) -> None:
+        size = 32 << 20
+        store, data = open_store(s3_settings), kind(bytearray(size))
+        store.put("warm", b"x" * BIG)
+        tracemalloc.start()
+        try:
+            store.put("slice", data)
+            assert tracemalloc.get_traced_memory()[1] < size / 8
+            store.get("slice")
+            assert tracemalloc.get_traced_memory()[1] < size + size / 4
+        finally:
+            tracemalloc.stop()
 
     def test_a_refused_put_does_not_send_its_body(self, seaweed: SeaweedFS, s3_settings: Store) -> None:
         # A bare socket: an HTTP server's library would answer the Expect by itself.
@@ -366,7 +381,7 @@ class TestUnavailable:
         begin = time.monotonic()
         with pytest.raises(StoreUnavailable, match="can't connect: Connection refused"):
             store.probe()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 10
 
     def test_an_endpoint_that_takes_connections_and_never_answers_is_told_in_bounded_time(
             self, store: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +390,7 @@ class TestUnavailable:
         begin = time.monotonic()
         with pytest.raises(StoreUnavailable, match="no answer in time"):
             store.probe()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 10
         assert len(proxy.requests) == 2
 
     def test_a_name_that_does_not_resolve(self, s3_settings: Store) -> None:

@@ -1,0 +1,89 @@
+"""The servers that the other tests lean on: private to the machine, independent, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.servers import SeaweedFS
+
+pytestmark = pytest.mark.integration
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(folder) in line:
+                found.append(int(entry.name))
+    return found
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """Local addresses, in the kernel's hexadecimal, at which a process listens."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        target = str(descriptor.readlink())
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="looks into Linux's /proc")
+def test_two_servers_run_at_once_on_loopback_alone_and_leave_nothing(seaweed: SeaweedFS) -> None:
+    with SeaweedFS("one-bucket", "two-bucket") as other:
+        names = [bucket["Name"] for bucket in other.client().list_buckets()["Buckets"]]
+        assert sorted(names) == ["one-bucket", "two-bucket"]
+        assert "Contents" not in other.client().list_objects_v2(Bucket="one-bucket")
+        with pytest.raises(Exception, match="InvalidAccessKeyId"):
+            other.client(seaweed.admin).list_buckets()
+        weeds = [pid for pid in processes_in(other._folder) if Path(f"/proc/{pid}/exe").readlink().name == "weed"]
+        assert len(weeds) == 1
+        assert listening_addresses(weeds[0]) == {"0100007F"}
+    assert until(lambda: not processes_in(other._folder))
+    assert until(lambda: not other._folder.exists())
+    assert not any(path.exists() for path in other._sockets)
+    seaweed.client().list_buckets()
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="looks into Linux's /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_server_goes_with_the_process_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-m", "tests.servers", "dev-bucket"], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(7)]
+        assert lines[0].startswith("export AWS_ENDPOINT_URL=http://127.0.0.1:")
+        assert "dev-bucket" in lines[-1]
+        assert processes_in(tmp_path)
+        process.send_signal(number)
+        assert process.wait(timeout=30) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert until(lambda: not processes_in(tmp_path))
+    assert until(lambda: not list(tmp_path.iterdir()))
