@@ -31,6 +31,7 @@ PYTHONS = ("cp311", "cp312", "cp313", "cp314")
 def main() -> None:
     torch = _torch_requirement()
     _refresh_cpu_wheels(torch.partition("==")[2])
+    TORCH.unlink(missing_ok=True)  # uv would keep the hashes that are in it, the CPU wheels' too
     _compile(TORCH, "-", "--no-deps", stdin=torch)
     _add_cpu_wheels()
     _compile(RUNTIME, "pyproject.toml", "--no-emit-package", "torch")
