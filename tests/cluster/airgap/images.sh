@@ -55,15 +55,17 @@ rootfs_image() {
     "$ROOTFS" "$1"
 }
 
-# scratch_image TAG ENTRYPOINT FILE...: the files lie in /usr/local/bin.
+# scratch_image TAG ENTRYPOINT FILE...: the files lie in the entrypoint's folder, or
+# on PATH when it names none.
 scratch_image() {
   binary_image scratch "$@"
 }
 
 # binary_image BASE TAG ENTRYPOINT FILE...: the same on another image.
 binary_image() {
-  local base=$1 tag=$2 entrypoint=$3 hash context
+  local base=$1 tag=$2 entrypoint=$3 folder=/usr/local/bin/ hash context
   shift 3
+  [[ $entrypoint != /* ]] || folder=${entrypoint%/*}/
   hash=$(recipe "$(declare -f binary_image)" "$base" "$entrypoint" "$(printf '%s\n' "$@")" "$(base_id "$base")")
   ! image_is "$tag" "$hash" || return 0
   context=$(new_dir)
@@ -74,7 +76,7 @@ binary_image() {
   cat >"$context/Dockerfile" <<DOCKERFILE
 FROM $base
 ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-COPY bin/ /usr/local/bin/
+COPY bin/ $folder
 COPY tmp/ /tmp/
 ENTRYPOINT ["$entrypoint"]
 DOCKERFILE
@@ -127,5 +129,5 @@ images_up() {
   build_registry
   scratch_image "$REGISTRY_IMAGE" registry "$BUILT/registry"
   build_training_operator
-  scratch_image "$(operator_image)" manager "$BUILT/manager"
+  scratch_image "$(operator_image)" /manager "$BUILT/manager"
 }
