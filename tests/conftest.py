@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import botocore.loaders
+import hypothesis
 import pytest
 
 from tests.servers import SeaweedFS
 from trainer.config.tree import Store
 from trainer.store import ObjectStore, open_store
+
+
+# No deadline: the time of an example on a busy machine says nothing. A failure prints how to repeat it.
+hypothesis.settings.register_profile("ratchet", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("ratchet")
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,59 @@
-"""torchrun, as a child of the supervisor: the same arguments, and it ends when its parent does."""
+"""torchrun, as a child of the supervisor: the same arguments, but it ends when its parent does and says why it ends.
+
+torchrun exits with 1 for everything. What it knows of its ranks goes into reports, as a rank's own
+reasons do, for the supervisor to choose the exit code from.
+"""
 
 from __future__ import annotations
 
-from torch.distributed.run import main
+import os
+import signal
+import sys
+import time
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.run import get_args_parser, run
+
+from trainer.config import ConfigError, load_for_worker
 from trainer.ddp.process import die_with_parent
+from trainer.launch.exits import Exit, Report, write_report
+from trainer.telemetry import logs
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with its own arguments. Returns 0, 1, or the code of `Exit`."""
+    die_with_parent()
+    try:
+        logs.configure(load_for_worker([]).log, pod=os.environ.get("POD_NAME", ""))
+    except ConfigError:
+        pass  # by hand, without settings: torch's own format will do
+    log = logs.get_logger()
+    try:
+        run(get_args_parser().parse_args(argv))
+    except SignalException as stop:
+        log.info("torchrun stopped", signal=stop.sigval.name)
+        return Exit.USER_ERROR
+    except ChildFailedError as error:
+        for rank, failure in error.failures.items():
+            # A rank that chose its code has written its own report; one that was killed could not.
+            if failure.exitcode < 0:
+                name = signal.Signals(-failure.exitcode).name
+                _report(128 - failure.exitcode, f"killed by {name}", rank, failure.local_rank, failure.pid, failure.timestamp)
+        log.error("a rank failed and no restart is left", ranks=sorted(error.failures))
+        return Exit.USER_ERROR
+    except (RendezvousTimeoutError, RendezvousClosedError, RendezvousError) as error:
+        message = f"the pods did not come together: {type(error).__name__}: {error}"
+        log.error(message)
+        _report(Exit.NO_RENDEZVOUS, message, rank=-1, local_rank=-1, pid=os.getpid(), when=time.time())
+        return Exit.NO_RENDEZVOUS
+    return Exit.DONE
+
+
+def _report(code: int, message: str, rank: int, local_rank: int, pid: int, when: float) -> None:
+    write_report(Report(code=code, rank=rank, local_rank=local_rank, pid=pid, step=-1, message=message, time=float(when)))
+
 
 if __name__ == "__main__":
-    die_with_parent()
-    main()
+    sys.exit(main(sys.argv[1:]))

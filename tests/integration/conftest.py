@@ -1,0 +1,50 @@
+"""Jobs on a store of the test's own, of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.jobs import Job
+from trainer.config.tree import Store
+from trainer.store import ObjectStore, open_store
+
+
+@pytest.fixture
+def make_job(store_settings: Store, tmp_path: Path) -> Callable[..., Job]:
+    """Make jobs by name; each keeps its faults and settings in a folder of its own."""
+    return _maker(store_settings, tmp_path)
+
+
+@pytest.fixture
+def object_store(store: ObjectStore) -> ObjectStore:
+    """The store that the jobs of this test write to."""
+    return store
+
+
+@pytest.fixture(scope="module")
+def module_settings(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(url=f"file://{tmp_path_factory.mktemp('module') / 'store'}")
+
+
+@pytest.fixture(scope="module")
+def module_store(module_settings: Store) -> ObjectStore:
+    """A local store that the tests of a module share."""
+    return open_store(module_settings)
+
+
+@pytest.fixture(scope="module")
+def make_module_job(module_settings: Store, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
+    return _maker(module_settings, tmp_path_factory.mktemp("jobs"))
+
+
+def _maker(settings: Store, parent: Path) -> Callable[..., Job]:
+    def make(name: str, **options: object) -> Job:
+        folder = parent / name
+        folder.mkdir(exist_ok=True)
+        options["settings"] = {"store.endpoint": settings.endpoint, **options.get("settings", {})}  # type: ignore[dict-item]
+        return Job(folder, settings.url, name=name, **options)  # type: ignore[arg-type]
+
+    return make

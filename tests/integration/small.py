@@ -1,0 +1,94 @@
+"""A small training that touches everything a resume can get wrong, and can be told to fail.
+
+Dropout and random augmentation draw from the generators, BatchNorm has buffers, Adam has moments,
+102 samples in batches of 16 leave a tail of 6 (BatchNorm needs two samples a rank). `workload.options.faults` is a list of `"RANK:STEP:FAULT"`; a fault
+strikes in the forward pass of that step, the first time that rank gets there (a file remembers).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config import Config
+
+SAMPLES = 102
+
+
+class Numbers(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        features = torch.randn(12, generator=generator)
+        return features + 0.01 * torch.randn(12), torch.tensor(int(features.sum() > 0))
+
+
+class Net(nn.Module):
+    def __init__(self, hidden: int, faults: "Faults") -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(12, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3),
+                                  nn.Linear(hidden, 2))
+        self.faults = faults
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.faults.strike()
+        out: torch.Tensor = self.body(features)
+        return out
+
+
+class Faults:
+    """Strikes once per fault and run: the restarted rank goes through."""
+
+    def __init__(self, faults: list[str], memory: str) -> None:
+        rank = os.environ.get("RANK", "0")
+        self._mine = {int(step): fault for who, step, fault in (f.split(":") for f in faults) if who in (rank, "*")}
+        self._memory, self._rank = memory, rank
+        self.steps: Any = None
+        self._calls = 0
+
+    def strike(self) -> None:
+        self._calls += 1
+        fault = self._mine.get(self._calls)
+        if not fault:
+            return
+        mark = Path(self._memory) / f"{self._rank}-{self._calls}-{fault}"
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        match fault:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "term":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "raise":
+                raise ZeroDivisionError("this user code is broken on purpose")
+            case "exit":
+                os._exit(7)
+
+
+def build_model(config: Config) -> nn.Module:
+    options = config.workload.options
+    return Net(options.get("hidden", 64), Faults(list(options.get("faults", [])), str(options.get("memory", ""))))
+
+
+def build_dataset(config: Config, split: str) -> Numbers:
+    return Numbers(SAMPLES if split == "train" else 31)
+
+
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+    features, labels = batch
+    logits = model(features)
+    right = (logits.argmax(1) == labels).sum()
+    return nn.functional.cross_entropy(logits, labels, reduction="sum"), len(labels), {"accuracy": right}

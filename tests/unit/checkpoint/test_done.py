@@ -1,0 +1,39 @@
+"""The mark of a complete run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainer.checkpoint.done import Done, read_done, write_done
+from trainer.config import Config
+from trainer.config.tree import Train
+from trainer.store import ObjectStore
+
+DONE = Done(run="r", epochs=3, max_steps=0, step=9, samples=72, checkpoint="r/step-000000009/000001-aaaaaaaa",
+            evaluation={"loss": 0.5, "accuracy": 0.9})
+
+
+def test_the_mark_comes_back(store: ObjectStore) -> None:
+    assert read_done(store, "r") is None
+    write_done(store, DONE)
+    assert read_done(store, "r") == DONE and read_done(store, "other") is None
+
+
+def test_a_later_mark_replaces_the_earlier_one(store: ObjectStore) -> None:
+    write_done(store, DONE)
+    write_done(store, replace(DONE, epochs=5))
+    assert read_done(store, "r") == replace(DONE, epochs=5)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"schema": 2}', b'{"schema": 1, "run": "r"}'])
+def test_a_mark_that_cannot_be_read_is_none(data: bytes, store: ObjectStore) -> None:
+    store.put("r/done.json", data)
+    assert read_done(store, "r") is None
+
+
+@pytest.mark.parametrize(("train", "covered"), [
+    (Train(epochs=3), True), (Train(epochs=2), True), (Train(epochs=4), False), (Train(epochs=3, max_steps=5), False)])
+def test_more_epochs_than_were_done_go_on(train: Train, covered: bool) -> None:
+    assert DONE.covers(Config(train=train)) == covered

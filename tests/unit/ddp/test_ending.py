@@ -1,0 +1,55 @@
+"""From an exception to an exit code, one line and a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from trainer.checkpoint.restore import Unreadable
+from trainer.config import ConfigError
+from trainer.ddp.ending import guarded
+from trainer.launch.exits import REPORTS_ENV, Exit, read_reports
+from trainer.plugins import PluginError
+from trainer.store import StoreRefused, StoreUnavailable
+
+
+def throw(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (ConfigError("train.epochs = 0"), Exit.BAD_CONFIG),
+    (PluginError("no module"), Exit.BAD_CONFIG),
+    (StoreRefused("no bucket"), Exit.BAD_CONFIG),
+    (Unreadable("none of the 3 checkpoints verifies"), Exit.UNREADABLE),
+    (StoreUnavailable("no answer"), Exit.STORE_UNAVAILABLE),
+    (KeyboardInterrupt(), Exit.INTERRUPTED),
+    (SystemExit(0), Exit.USER_ERROR),
+    (RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3"), Exit.PEER_LOST),
+    (dist.DistBackendError("NCCL error"), Exit.PEER_LOST),
+    (RuntimeError("shapes cannot be multiplied"), Exit.USER_ERROR),
+    (ConnectionResetError("Connection reset by peer"), Exit.USER_ERROR),
+    (MemoryError(), Exit.USER_ERROR),
+])
+def test_every_error_has_its_code_and_leaves_a_report(
+        error: BaseException, code: Exit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
+    assert guarded(lambda: throw(error), where=lambda: (3, 1, 42)) == code
+    (report,) = read_reports(tmp_path)
+    assert (report.code, report.rank, report.local_rank, report.step) == (code, 3, 1, 42)
+    assert str(error) in report.message
+    assert bool(report.exception) == (code is not Exit.BAD_CONFIG), "a user's mistake needs no traceback"
+
+
+def test_an_end_without_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
+    assert guarded(lambda: None) == 0 and guarded(lambda: Exit.DONE) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preempted_rank_reports_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
+    assert guarded(lambda: Exit.PREEMPTED) == 143
+    assert read_reports(tmp_path)[0].message == "preempted"
