@@ -14,7 +14,6 @@ from tests.servers import SeaweedFS
 from trainer.config.tree import Store
 from trainer.store import ObjectStore, open_store
 
-
 # No deadline: the time of an example on a busy machine says nothing. A failure prints how to repeat it.
 hypothesis.settings.register_profile("ratchet", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ratchet")

@@ -71,11 +71,12 @@ class Job:
             table = tables.setdefault(section, {})
             table[name] = {**table.get(name, {}), **value} if isinstance(value, Mapping) else value
         path = self.folder / f"config-{len(list(self.folder.glob('config-*')))}.toml"
-        path.write_text("".join(
-            f"[{section}]\n" + "".join(f"{k} = {_toml(v)}\n" for k, v in table.items()) for section, table in tables.items()))
+        path.write_text("".join(f"[{section}]\n" + "".join(f"{k} = {_toml(v)}\n" for k, v in table.items())
+                                for section, table in tables.items()))
         return path
 
-    def torchrun(self, world_size: int, *, restarts: int = 0, module: str = "trainer.ddp.worker", **settings: Any) -> Ended:
+    def torchrun(self, world_size: int, *, restarts: int = 0, module: str = "trainer.ddp.worker",
+                 **settings: Any) -> Ended:
         """Run the ranks under torchrun to their end."""
         return finish(self.start([sys.executable, "-m", "trainer.ddp.agent", "--standalone", "--nnodes", "1",
                                   "--nproc-per-node", str(world_size), "--max-restarts", str(restarts),
@@ -90,7 +91,8 @@ class Job:
         return self.start([sys.executable, "-m", "trainer", "run", str(self.config(**settings)), *arguments], environ)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RATCHET_", "PET_", "RANK", "WORLD_SIZE"))}
+        ours = ("RATCHET_", "PET_", "RANK", "WORLD_SIZE")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         return subprocess.Popen(
             command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             env={**inherited, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -1,8 +1,9 @@
 """A small training that touches everything a resume can get wrong, and can be told to fail.
 
 Dropout and random augmentation draw from the generators, BatchNorm has buffers, Adam has moments,
-102 samples in batches of 16 leave a tail of 6 (BatchNorm needs two samples a rank). `workload.options.faults` is a list of `"RANK:STEP:FAULT"`; a fault
-strikes in the forward pass of that step, the first time that rank gets there (a file remembers).
+and 102 samples in batches of 16 leave a tail of 6 (BatchNorm needs two samples a rank).
+`workload.options.faults` is a list of `"RANK:CALL:FAULT"`; a fault strikes in that forward pass of
+that rank, the first time it gets there (a file remembers).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Numbers(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Net(nn.Module):
-    def __init__(self, hidden: int, faults: "Faults") -> None:
+    def __init__(self, hidden: int, faults: Faults) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(12, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3),
                                   nn.Linear(hidden, 2))

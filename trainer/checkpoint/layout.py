@@ -86,7 +86,9 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def memory(data: torch.Tensor) -> memoryview:
     """The bytes of a contiguous uint8 tensor on the CPU, without a copy (and without numpy)."""
-    assert data.dtype == torch.uint8 and data.is_contiguous() and data.device.type == "cpu"
+    assert data.dtype == torch.uint8
+    assert data.is_contiguous()
+    assert data.device.type == "cpu"
     return memoryview((ctypes.c_char * data.numel()).from_address(data.data_ptr())) if data.numel() else memoryview(b"")
 
 

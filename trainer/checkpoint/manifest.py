@@ -116,7 +116,8 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Canonical JSON that carries its own checksum."""
-        body = {"schema": SCHEMA, "header": asdict(self.header), "objects": [[asdict(o) for o in r] for r in self.objects]}
+        body = {"schema": SCHEMA, "header": asdict(self.header),
+                "objects": [[asdict(o) for o in by_rank] for by_rank in self.objects]}
         return _canonical({**body, "crc32": zlib.crc32(_canonical(body))})
 
     @classmethod
@@ -125,15 +126,17 @@ class Manifest:
         try:
             body = json.loads(data)
             stated = body.pop("crc32")
-            if zlib.crc32(_canonical(body)) != stated:
-                raise BadManifest("its checksum does not match")
-            if body["schema"] != SCHEMA:
-                raise BadManifest(f"schema {body['schema']} was written by another version of Ratchet (this one: {SCHEMA})")
-            manifest = cls(_header(body["header"]), tuple(tuple(Object(**o) for o in r) for r in body["objects"]))
-        except BadManifest:
-            raise
+            whole = zlib.crc32(_canonical(body)) == stated
+            known = body["schema"] == SCHEMA
+            header = _header(body["header"]) if whole and known else None
+            objects = tuple(tuple(Object(**o) for o in by_rank) for by_rank in body["objects"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadManifest(f"it is damaged: {type(error).__name__}: {error}") from None
+        if not known:
+            raise BadManifest(f"another version of Ratchet wrote it: schema {body['schema']}, this one reads {SCHEMA}")
+        if header is None:
+            raise BadManifest("its checksum does not match")
+        manifest = cls(header, objects)
         manifest.check()
         return manifest
 
@@ -143,7 +146,8 @@ def read_receipt(data: bytes | bytearray) -> Receipt:
     try:
         fields = json.loads(data)
         header = fields["header"]
-        return Receipt(fields["rank"], tuple(Object(**o) for o in fields["objects"]), _header(header) if header else None)
+        objects = tuple(Object(**o) for o in fields["objects"])
+        return Receipt(fields["rank"], objects, _header(header) if header else None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadManifest(f"a receipt is damaged: {type(error).__name__}: {error}") from None
 

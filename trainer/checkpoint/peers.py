@@ -40,11 +40,11 @@ class Peers:
         if self.rank == 0:
             try:
                 outcome = call(), None
-            except Exception as error:  # whatever it is: the others must not wait for a rank that is gone
+            except Exception as error:  # noqa: BLE001  # whatever it is: the others must not wait for this rank
                 outcome = None, error
-        value, error = self.share(outcome)
-        if error is not None:
-            raise error
+        value, problem = self.share(outcome)
+        if problem is not None:
+            raise problem
         return value  # type: ignore[return-value]  # there was no error
 
     def broadcast(self, data: torch.Tensor, source: int) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -25,8 +26,7 @@ from trainer.checkpoint.manifest import BadManifest, Manifest, Object
 from trainer.checkpoint.names import attempt_name
 from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.state import OWNED, REPLICATED, TrainState, restore_random, seed_all
-from trainer.checkpoint.survey import compatible, read_manifest, survey
-from trainer.config import ConfigError
+from trainer.checkpoint.survey import compatible, read_manifest, refusal, survey
 from trainer.store import NotFound, ObjectStore, StoreError
 
 _log = structlog.get_logger()
@@ -80,11 +80,10 @@ def begin(store: ObjectStore, run: str, peers: Peers, state: TrainState, identit
     found = peers.lead(lambda: survey(store, run, mend=True))
     attempt = peers.share(attempt_name(found.next_attempt, secrets.token_hex(4)))
     if found.committed and resume == "never":
-        raise ConfigError(f"checkpoint.resume = 'never' and run {run!r} has a checkpoint at"
-                          f" {store.url}/{found.committed[0].folder}: set another run.name, or checkpoint.resume = 'auto'")
+        raise refusal(store, found.committed[0])
     for place in found.committed:
         try:
-            manifest = peers.lead(lambda place=place: read_manifest(store, place))
+            manifest = peers.lead(partial(read_manifest, store, place))
             compatible(manifest, state, identity, f"{store.url}/{place.folder}")
             rank_state = _restore(store, manifest, peers, state)
         except (BadManifest, _Damaged) as error:

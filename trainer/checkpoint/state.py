@@ -65,12 +65,11 @@ class TrainState:
         Raises:
             ValueError: for a value that JSON can't hold.
         """
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+        groups = [{key: value.item() if isinstance(value, torch.Tensor) else value
+                   for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
         scalars = {name: plain for name, (parameter, _) in self._optimized.items()
                    if (plain := {key: value for key, value in self.optimizer.state.get(parameter, {}).items()
                                  if not isinstance(value, torch.Tensor)})}
-        groups = [{key: value.item() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
-                  for group in groups]
         facts = {"groups": groups, "scalars": scalars}
         try:
             json.dumps(facts, allow_nan=False)

@@ -74,6 +74,12 @@ def read_manifest(store: ObjectStore, place: Place) -> Manifest:
     return manifest
 
 
+def refusal(store: ObjectStore, place: Place) -> ConfigError:
+    """What to tell a user who asked never to resume and whose run has a checkpoint."""
+    return ConfigError(f"checkpoint.resume = 'never' and run {place.run!r} has a checkpoint at"
+                       f" {store.url}/{place.folder}: set another run.name, or checkpoint.resume = 'auto'")
+
+
 def compatible(manifest: Manifest, state: TrainState, identity: Mapping[str, Any], where: str) -> None:
     """Refuse a checkpoint of another model, or of other data.
 

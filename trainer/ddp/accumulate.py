@@ -38,7 +38,7 @@ def accumulate(model: DistributedDataParallel, loss: Loss, batches: Iterator[Any
                 raise ValueError(f"loss() counted {samples} samples in a batch of {len(micro.samples)}:"
                                  " it must return (sum of losses, number of samples, metrics)")
             weight = scale if micro.counts else 0.0
-            (value * weight).backward()  # type: ignore[no-untyped-call]
+            (value * weight).backward()
         part = value.detach() if micro.counts else torch.zeros_like(value.detach())
         total = part if total is None else total + part
     assert total is not None, "a step has at least one micro-batch"

@@ -6,6 +6,7 @@ reasons do, for the supervisor to choose the exit code from.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,10 +26,8 @@ from trainer.telemetry import logs
 def main(argv: list[str]) -> int:
     """Run torchrun with its own arguments. Returns 0, 1, or the code of `Exit`."""
     die_with_parent()
-    try:
+    with contextlib.suppress(ConfigError):  # by hand, without settings: torch's own format will do
         logs.configure(load_for_worker([]).log, pod=os.environ.get("POD_NAME", ""))
-    except ConfigError:
-        pass  # by hand, without settings: torch's own format will do
     log = logs.get_logger()
     try:
         run(get_args_parser().parse_args(argv))
@@ -40,19 +39,21 @@ def main(argv: list[str]) -> int:
             # A rank that chose its code has written its own report; one that was killed could not.
             if failure.exitcode < 0:
                 name = signal.Signals(-failure.exitcode).name
-                _report(128 - failure.exitcode, f"killed by {name}", rank, failure.local_rank, failure.pid, failure.timestamp)
-        log.error("a rank failed and no restart is left", ranks=sorted(error.failures))
+                _report(128 - failure.exitcode, f"killed by {name}", rank, failure.local_rank, failure.pid,
+                        failure.timestamp)
+        log.warning("a rank failed and no restart is left", ranks=sorted(error.failures))
         return Exit.USER_ERROR
     except (RendezvousTimeoutError, RendezvousClosedError, RendezvousError) as error:
         message = f"the pods did not come together: {type(error).__name__}: {error}"
-        log.error(message)
+        log.warning(message)
         _report(Exit.NO_RENDEZVOUS, message, rank=-1, local_rank=-1, pid=os.getpid(), when=time.time())
         return Exit.NO_RENDEZVOUS
     return Exit.DONE
 
 
 def _report(code: int, message: str, rank: int, local_rank: int, pid: int, when: float) -> None:
-    write_report(Report(code=code, rank=rank, local_rank=local_rank, pid=pid, step=-1, message=message, time=float(when)))
+    write_report(Report(code=code, rank=rank, local_rank=local_rank, pid=pid, step=-1, message=message,
+                        time=float(when)))
 
 
 if __name__ == "__main__":

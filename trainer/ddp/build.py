@@ -38,8 +38,9 @@ def build_sampler(config: Config, length: int, rank: int, world_size: int) -> Sa
     """Raises ConfigError for a split that is too small for one global batch."""
     train = config.train
     try:
-        return Sampler(length=length, global_batch_size=train.global_batch_size, micro_batch_size=train.micro_batch_size,
-                       seed=config.run.seed, drop_last=train.drop_last, rank=rank, world_size=world_size)
+        return Sampler(length=length, global_batch_size=train.global_batch_size,
+                       micro_batch_size=train.micro_batch_size, seed=config.run.seed, drop_last=train.drop_last,
+                       rank=rank, world_size=world_size)
     except ValueError as error:
         raise ConfigError(f"{error}: train.drop_last = true leaves nothing; "
                           "lower train.global_batch_size or set drop_last = false") from None
@@ -72,7 +73,7 @@ def build_optimizer(plugins: Plugins, model: torch.nn.Module, config: Config) ->
     parameters = [p for p in model.parameters() if p.requires_grad]
     if chosen.name == "sgd":
         return torch.optim.SGD(parameters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[chosen.name]
+    kind = torch.optim.Adam if chosen.name == "adam" else torch.optim.AdamW
     return kind(parameters, lr=chosen.lr, weight_decay=chosen.weight_decay)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from trainer.checkpoint.manifest import BadManifest
 from trainer.checkpoint.state import TrainState
-from trainer.checkpoint.survey import compatible, read_manifest, survey
+from trainer.checkpoint.survey import compatible, read_manifest, refusal, survey
 from trainer.config import Config, ConfigError, load_for_worker
 from trainer.ddp.build import build_datasets, build_model, build_optimizer, build_sampler, identity
 from trainer.ddp.ending import guarded
@@ -35,7 +35,7 @@ def check(config: Config) -> None:
             model = build_model(plugins, config)
     except ConfigError:
         raise
-    except Exception:  # a constructor that computes with its weights
+    except Exception:  # noqa: BLE001  # a constructor that computes with its weights: any error means that
         model = build_model(plugins, config)
     state = TrainState(model, build_optimizer(plugins, model, config))
     store = open_store(config.store)
@@ -45,8 +45,7 @@ def check(config: Config) -> None:
         except BadManifest:
             continue  # the restore says so and takes an older one
         if config.checkpoint.resume == "never":
-            raise ConfigError(f"checkpoint.resume = 'never' and run {config.run.name!r} has a checkpoint at"
-                              f" {store.url}/{place.folder}: set another run.name, or checkpoint.resume = 'auto'")
+            raise refusal(store, place)
         compatible(manifest, state, identity(config, len(train)), f"{store.url}/{place.folder}")
         return
 

@@ -60,7 +60,7 @@ def _load(dataset: _Samples, keys: Iterable[list[tuple[int, int]]], collate: Col
     pinned = device.type == "cuda"
     loader = DataLoader(
         dataset,
-        batch_sampler=keys,  # type: ignore[arg-type]  # an iterable of lists is all that it iterates
+        batch_sampler=keys,  # lists of keys, one a batch: all that it iterates
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pinned,

@@ -28,7 +28,7 @@ def guarded(body: Callable[[], Exit | None], *, where: Callable[[], tuple[int, i
     """
     try:
         code, message, trace = body() or Exit.DONE, "", ""
-    except BaseException as error:  # the last place that can turn an error into a code
+    except BaseException as error:  # noqa: BLE001  # the last place that can turn an error into a code
         code, message = _read(error)
         trace = "" if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
     if code is not Exit.DONE:

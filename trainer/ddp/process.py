@@ -42,8 +42,8 @@ def process_group(rank: Rank, device: torch.device, timeout_seconds: float) -> I
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=rank.rank, world_size=rank.world_size,
-                                timeout=timeout)
+        alone = torch._C._distributed_c10d.HashStore()  # the public name is not declared as exported
+        dist.init_process_group(backend, store=alone, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
     yield
     dist.destroy_process_group()
 
@@ -65,7 +65,7 @@ class StopRequest:
     def wanted(self) -> bool:
         return self.received is not None
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
 
 

@@ -31,8 +31,8 @@ def permute(positions: torch.Tensor, *, length: int, seed: int, epoch: int) -> t
         length: samples in the epoch, below 2**62.
     """
     half = max(1, ((length - 1).bit_length() + 1) // 2)
-    keys = [int.from_bytes(hashlib.blake2b(f"{seed}/{epoch}/{r}".encode(), digest_size=8).digest(), "little", signed=True)
-            for r in range(_ROUNDS)]
+    digests = (hashlib.blake2b(f"{seed}/{epoch}/{r}".encode(), digest_size=8).digest() for r in range(_ROUNDS))
+    keys = [int.from_bytes(digest, "little", signed=True) for digest in digests]
     result = _feistel(positions.clone(), half, keys)
     while (outside := result >= length).any():
         result[outside] = _feistel(result[outside], half, keys)

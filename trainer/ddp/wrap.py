@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config.tree import Config
 from trainer.config import ConfigError
+from trainer.config.tree import Config
 
 
 def pick_device(local_rank: int, backend: str) -> torch.device:

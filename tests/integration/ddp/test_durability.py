@@ -85,8 +85,9 @@ def test_a_run_none_of_whose_checkpoints_verifies_ends_with_code_3_and_is_not_be
     object_store.delete(place.slice(0, 1, 0))
     ended = make_job(name="ruined").torchrun(1, train__max_steps=6)
     assert ended.code == 1
-    assert any("none of the 1 checkpoints" in str(line["event"]) and "3 unreadable" in line["exit"] for line in ended.lines
-               if line["level"] == "error")
+    errors = [line for line in ended.lines if line["level"] == "error" and "exit" in line]
+    assert ["none of the 1 checkpoints" in line["event"] for line in errors] == [True]
+    assert errors[0]["exit"] == "3 unreadable"
     assert survey(object_store, "ruined").committed == (place,)
 
 

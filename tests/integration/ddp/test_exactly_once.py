@@ -57,7 +57,8 @@ def test_any_sequence_of_world_sizes_and_kills_sees_every_sample_once(
 
     result = audit(object_store, newest(object_store, "elastic"), SAMPLES)
     assert [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(SAMPLES, 0, 0)] * 4
-    assert result.exact and result.steps == 4 * 7
+    assert result.exact
+    assert result.steps == 4 * 7
 
 
 def test_sigterm_on_one_rank_stops_all_ranks_at_one_step_after_a_checkpoint(
@@ -67,15 +68,17 @@ def test_sigterm_on_one_rank_stops_all_ranks_at_one_step_after_a_checkpoint(
 
     assert ended.code == 1, "torchrun's own code; the supervisor knows better"
     saved = [line["step"] for line in ended.events("checkpoint committed")]
-    assert len(saved) == 1 and 0 < saved[0] < 14
+    assert len(saved) == 1
+    assert 0 < saved[0] < 14
     assert "Traceback" not in "".join(str(line) for line in ended.lines)
     resumed = make_job(name="stopped").torchrun(2)
-    assert resumed.code == 0 and [line["step"] for line in resumed.events("restored")] == saved
+    assert resumed.code == 0
+    assert [line["step"] for line in resumed.events("restored")] == saved
     assert audit(object_store, newest(object_store, "stopped"), SAMPLES).exact
 
 
 def _forwards(world_size: int, step: int) -> int:
-    """Forward passes of a rank until it is in `step` (from 1), for 16 samples a step, 6 in every 7th, 5 at most a pass."""
+    """Forward passes of a rank until it is in `step` (from 1): 16 samples a step, 6 in every 7th, 5 at most a pass."""
     share, tail = -(-16 // world_size), -(-6 // world_size)
     passes = sum(-(-(tail if n % 7 == 0 else share) // 5) for n in range(1, step)) + 1
     return passes + (-(-share // 5) if world_size > 2 else 0)  # the pass that settles the buckets

@@ -18,7 +18,8 @@ DONE = Done(run="r", epochs=3, max_steps=0, step=9, samples=72, checkpoint="r/st
 def test_the_mark_comes_back(store: ObjectStore) -> None:
     assert read_done(store, "r") is None
     write_done(store, DONE)
-    assert read_done(store, "r") == DONE and read_done(store, "other") is None
+    assert read_done(store, "r") == DONE
+    assert read_done(store, "other") is None
 
 
 def test_a_later_mark_replaces_the_earlier_one(store: ObjectStore) -> None:

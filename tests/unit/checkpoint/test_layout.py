@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.layout import DTYPES, Entry, even_slice, lay_out, memory, overlaps, pieces, raw_bytes, total_bytes
+from trainer.checkpoint.layout import (
+    DTYPES,
+    Entry,
+    even_slice,
+    lay_out,
+    memory,
+    overlaps,
+    pieces,
+    raw_bytes,
+    total_bytes,
+)
 from trainer.checkpoint.staging import Staging
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), max_size=6)
@@ -21,8 +33,9 @@ def tensors(shapes: list[tuple[int, ...]]) -> dict[str, torch.Tensor]:
 @given(total=st.integers(0, 10**12), world_size=st.integers(1, 64))
 def test_slices_cover_the_space_and_differ_by_at_most_one_byte(total: int, world_size: int) -> None:
     cuts = [even_slice(total, rank, world_size) for rank in range(world_size)]
-    assert cuts[0][0] == 0 and cuts[-1][1] == total
-    assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:], strict=False))
+    assert cuts[0][0] == 0
+    assert cuts[-1][1] == total
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
     sizes = [end - begin for begin, end in cuts]
     assert max(sizes) - min(sizes) <= 1
 
@@ -35,7 +48,8 @@ def test_pieces_join_to_the_range_and_are_small_enough(begin: int, size: int, mo
 
 
 @given(shapes=SHAPES, world_size=st.integers(1, 5))
-def test_staged_slices_of_all_ranks_are_the_bytes_of_all_tensors(shapes: list[tuple[int, ...]], world_size: int) -> None:
+def test_staged_slices_of_all_ranks_are_the_bytes_of_all_tensors(
+        shapes: list[tuple[int, ...]], world_size: int) -> None:
     state = tensors(shapes)
     table = lay_out(state)
     whole = b"".join(bytes(raw_bytes(t).tolist()) for t in state.values())
@@ -82,11 +96,12 @@ def test_memory_is_the_tensor_itself() -> None:
     tensor = torch.arange(5, dtype=torch.uint8)
     view = memory(tensor)
     tensor[0] = 9
-    assert bytes(view) == b"\x09\x01\x02\x03\x04" and bytes(memory(torch.empty(0, dtype=torch.uint8))) == b""
+    assert bytes(view) == b"\x09\x01\x02\x03\x04"
+    assert bytes(memory(torch.empty(0, dtype=torch.uint8))) == b""
 
 
 def test_a_sparse_tensor_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="tensor w .*sparse"):
+    with pytest.raises(ValueError, match=r"tensor w .*sparse"):
         lay_out({"w": torch.eye(3).to_sparse()})
 
 

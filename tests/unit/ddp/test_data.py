@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,7 +31,8 @@ class Noisy:
 
 def load(dataset: Noisy, workers: int, rank: int = 0, world_size: int = 1) -> list[Any]:
     sampler = Sampler(length=len(dataset), global_batch_size=6, micro_batch_size=2, rank=rank, world_size=world_size)
-    return list(training_batches(dataset, sampler.steps(0, len(dataset)), collate=None, workers=workers, seed=1, device=CPU))
+    steps = sampler.steps(0, len(dataset))
+    return list(training_batches(dataset, steps, collate=None, workers=workers, seed=1, device=CPU))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -46,7 +46,8 @@ def test_random_augmentation_in_loader_processes_depends_on_the_sample_alone() -
     alone = {int(i): float(x) for batch in load(Noisy(12), 1) for i, x in zip(*batch, strict=True)}
     shared = {int(i): float(x) for rank in range(2) for batch in load(Noisy(12), 2, rank, 2)
               for i, x in zip(*batch, strict=True)}
-    assert alone == shared and len(set(alone.values())) == 12
+    assert alone == shared
+    assert len(set(alone.values())) == 12
 
 
 def test_making_the_loader_draws_nothing_from_the_global_generator() -> None:
@@ -65,12 +66,15 @@ def test_a_sample_that_fails_is_named(workers: int) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 20])
 def test_evaluation_gives_every_sample_to_exactly_one_rank(world_size: int) -> None:
-    seen = [int(i) for rank in range(world_size) for batch in evaluation_batches(
-        Noisy(13), rank=rank, world_size=world_size, batch_size=4, collate=None, workers=0, device=CPU) for i in batch[0]]
+    loaders = [evaluation_batches(Noisy(13), rank=rank, world_size=world_size, batch_size=4, collate=None, workers=0,
+                                  device=CPU) for rank in range(world_size)]
+    seen = [int(i) for loader in loaders for batch in loader for i in batch[0]]
     assert sorted(seen) == list(range(13))
 
 
-Pair = namedtuple("Pair", "a b")
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: int
 
 
 @dataclass
@@ -83,6 +87,11 @@ def test_every_tensor_of_a_nested_batch_is_moved() -> None:
     meta = torch.device("meta")
     t = torch.zeros(2)
     moved = to_device({"a": [t, (t, "text")], "b": Pair(t, 3), "c": Record(t, "n")}, meta)
-    assert moved["a"][0].is_meta and moved["a"][1][0].is_meta and moved["a"][1][1] == "text"
-    assert isinstance(moved["b"], Pair) and moved["b"].a.is_meta and moved["b"].b == 3
-    assert moved["c"].x.is_meta and moved["c"].name == "n"
+    assert moved["a"][0].is_meta
+    assert moved["a"][1][0].is_meta
+    assert moved["a"][1][1] == "text"
+    assert isinstance(moved["b"], Pair)
+    assert moved["b"].a.is_meta
+    assert moved["b"].b == 3
+    assert moved["c"].x.is_meta
+    assert moved["c"].name == "n"

@@ -13,7 +13,8 @@ from trainer.ddp.evaluate import evaluate
 
 
 def measure(model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-    assert not model.training and not torch.is_grad_enabled()
+    assert not model.training
+    assert not torch.is_grad_enabled()
     return batch.sum(), len(batch), {"big": (batch > 2).sum()}
 
 
@@ -32,4 +33,5 @@ def test_a_stop_ends_it_between_batches(alone: Peers) -> None:
     asked = iter([False, True])
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     stopped = evaluate(model, measure, iter([torch.ones(1)] * 5), alone, nullcontext, lambda: next(asked))
-    assert stopped is None and model.training
+    assert stopped is None
+    assert model.training

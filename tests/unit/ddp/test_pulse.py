@@ -14,18 +14,23 @@ def test_a_wish_to_stop_is_known_one_step_after_a_beat(alone: Peers) -> None:
     pulse = Pulse(alone, log_every=1, stop_wanted=lambda: wish["stop"], save_wanted=lambda: False)
     assert pulse.step(1, torch.tensor(4.0), 2) is None
     first = pulse.step(2, torch.tensor(6.0), 2)
-    assert first is not None and (first.stop, first.save, first.loss) == (False, False, 2.0)
+    assert first is not None
+    assert (first.stop, first.save, first.loss) == (False, False, 2.0)
     wish["stop"] = True
     second = pulse.step(3, torch.tensor(8.0), 2)
-    assert second is not None and not second.stop and second.loss == 3.0
+    assert second is not None
+    assert not second.stop
+    assert second.loss == 3.0
     third = pulse.step(4, torch.tensor(8.0), 2)
-    assert third is not None and third.stop
+    assert third is not None
+    assert third.stop
 
 
 def test_beats_are_rare_when_steps_are_short_and_still_come_at_log_steps(alone: Peers) -> None:
     pulse = Pulse(alone, log_every=50, stop_wanted=lambda: False, save_wanted=lambda: True)
     beats = [step for step in range(1, 302) if pulse.step(step, torch.tensor(1.0), 1)]
-    assert len(beats) < 30 and {51, 101, 151, 201, 251, 301} <= set(beats)
+    assert len(beats) < 30
+    assert {51, 101, 151, 201, 251, 301} <= set(beats)
 
 
 def test_the_loss_of_a_beat_is_the_mean_over_all_samples_since_the_last(alone: Peers) -> None:
@@ -47,4 +52,6 @@ def test_finish_waits_for_the_beat_under_way(alone: Peers) -> None:
     pulse = Pulse(alone, log_every=1, stop_wanted=lambda: True, save_wanted=lambda: False)
     pulse.step(1, torch.tensor(1.0), 1)
     beat = pulse.finish()
-    assert beat is not None and beat.stop and pulse.finish() is None
+    assert beat is not None
+    assert beat.stop
+    assert pulse.finish() is None

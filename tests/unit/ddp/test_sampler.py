@@ -25,7 +25,9 @@ def test_positions_of_a_huge_epoch_are_found_without_computing_the_others() -> N
     length = 10**15 + 7
     positions = torch.tensor([0, 1, length // 2, length - 1])
     numbers = permute(positions, length=length, seed=1, epoch=0)
-    assert len(set(numbers.tolist())) == 4 and int(numbers.min()) >= 0 and int(numbers.max()) < length
+    assert len(set(numbers.tolist())) == 4
+    assert int(numbers.min()) >= 0
+    assert int(numbers.max()) < length
     assert not torch.equal(numbers, permute(positions, length=length, seed=1, epoch=1))
 
 
@@ -44,7 +46,8 @@ def test_an_order_is_well_mixed() -> None:
 
 
 @given(length=LENGTHS, batch=st.integers(1, 64), micro=st.integers(0, 9), world_size=st.integers(1, 7))
-def test_all_ranks_together_see_every_sample_of_an_epoch_once(length: int, batch: int, micro: int, world_size: int) -> None:
+def test_all_ranks_together_see_every_sample_of_an_epoch_once(
+        length: int, batch: int, micro: int, world_size: int) -> None:
     samplers = ranks(world_size, length=length, global_batch_size=batch, micro_batch_size=min(micro, batch))
     end = samplers[0].end(epochs=2)
     seen: dict[int, list[int]] = {}
@@ -52,10 +55,12 @@ def test_all_ranks_together_see_every_sample_of_an_epoch_once(length: int, batch
         assert len({(s.number, s.cursor, s.batch, s.epoch, s.ends_epoch, len(s.micro_batches)) for s in steps}) == 1
         assert sum(len(s.samples) for s in steps) == steps[0].batch
         shares = [len(s.samples) for s in steps]
-        assert max(shares) - min(shares) <= 1 and shares == sorted(shares, reverse=True)
+        assert max(shares) - min(shares) <= 1
+        assert shares == sorted(shares, reverse=True)
         assert all(len(m.samples) <= (micro or batch) and m.samples for s in steps for m in s.micro_batches)
         seen.setdefault(steps[0].epoch, []).extend(n for s in steps for n in s.samples)
-    assert {epoch: sorted(numbers) for epoch, numbers in seen.items()} == {0: list(range(length)), 1: list(range(length))}
+    everything = list(range(length))
+    assert {epoch: sorted(numbers) for epoch, numbers in seen.items()} == {0: everything, 1: everything}
 
 
 @given(length=LENGTHS, batch=st.integers(1, 64), steps=st.lists(st.integers(1, 5), min_size=1, max_size=5))
@@ -89,9 +94,11 @@ def test_drop_last_leaves_out_the_incomplete_batch() -> None:
 
 def test_a_rank_without_a_sample_gets_a_stand_in_that_does_not_count() -> None:
     step = Sampler(length=10, global_batch_size=9, rank=2, world_size=3).step(9)
-    assert step.batch == 1 and step.samples == ()
+    assert step.batch == 1
+    assert step.samples == ()
     (micro,) = step.micro_batches
-    assert len(micro.samples) == 1 and not micro.counts
+    assert len(micro.samples) == 1
+    assert not micro.counts
 
 
 def test_blocks_of_the_permutation_join_without_a_seam() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -18,8 +20,9 @@ def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
 def test_decay_begins_at_the_peak_falls_always_and_ends_at_the_final_ratio(decay: str) -> None:
     shape = Schedule(decay=decay, warmup_steps=3, final_ratio=0.1)  # type: ignore[arg-type]
     values = [schedule.factor(step, 20, shape) for step in range(3, 20)]
-    assert values[0] == 1.0 and values[-1] == pytest.approx(0.1)
-    assert all(a > b for a, b in zip(values, values[1:], strict=False))
+    assert values[0] == 1.0
+    assert values[-1] == pytest.approx(0.1)
+    assert all(a > b for a, b in itertools.pairwise(values))
 
 
 def test_a_step_past_the_end_stays_at_the_final_ratio() -> None:
