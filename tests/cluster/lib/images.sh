@@ -36,7 +36,7 @@ stock_images() {
   BASE_IMAGE=python:3.11-slim-bookworm
   BUSYBOX_IMAGE=busybox:1.36
   S3_IMAGE=chrislusf/seaweedfs:4.48
-  PROMETHEUS_IMAGE=prom/prometheus:v2.42.0
+  PROMETHEUS_IMAGE=prom/prometheus:v3.13.5
   REGISTRY_IMAGE=registry:2
   OPERATOR_IMAGE=ghcr.io/kubeflow/training-v1/training-operator:v1-d6eb98e
   OPERATOR_MANIFESTS="https://github.com/kubeflow/trainer.git//manifests/overlays/standalone?ref=v1.9.3"
