@@ -98,6 +98,24 @@ def _config(words: list[str]) -> int:
     return 0
 
 
+def _doctor(words: list[str]) -> int:
+    as_json = _take(words, "--json")
+    config = _load(words).config
+    from trainer.ddp.doctor import doctor
+
+    return doctor(config, as_json=as_json)
+
+
+def _audit(words: list[str]) -> int:
+    json_wanted = _take(words, "--json")
+    config = _load(words).config
+    from trainer.audit import as_json, as_text, audit_run
+
+    result = audit_run(config)
+    print(as_json(result) if json_wanted else as_text(result))
+    return 0 if result.exact else 1
+
+
 def _load(words: Sequence[str]) -> Resolved:
     positional, overrides = split_arguments(words)
     if len(positional) > 1:
@@ -141,6 +159,18 @@ variables it sets. Starts nothing and asks no store.
 examples:
   ratchet plan
   PET_NNODES=1:3 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=job-worker-0:23456 ratchet plan"""),
+    "doctor": Command(_doctor, "check that this machine or image can train", f"""\
+usage: ratchet doctor [--json] [CONFIG] [--section.field VALUE ...]
+
+Try what a run needs: the imports, a collective over two processes, the store, the user id, the
+folders that are written to, the memory. The exit code is 0 if all of it works, else 1.
+
+  --json                  for programs
+{_ARGUMENTS}
+
+examples:
+  ratchet doctor
+  docker run --rm IMAGE doctor --store.url s3://bucket/experiments"""),
     "config": Command(_config, "print the resolved settings as TOML", f"""\
 usage: ratchet config [--reference] [CONFIG] [--section.field VALUE ...]
 
@@ -153,5 +183,17 @@ environment, then the command line. The output is itself a file that `ratchet ru
 examples:
   ratchet config vowels > my.toml
   RATCHET_TRAIN__EPOCHS=3 ratchet config digits --optimizer.lr 0.01"""),
+    "audit": Command(_audit, "prove from the store that no sample was lost or seen twice", f"""\
+usage: ratchet audit [--json] [CONFIG] [--section.field VALUE ...]
+
+Follow the run's checkpoints from the newest back to the start, through every restart, and count how
+often each sample was trained on. Needs `data.ledger = true` from the run's first step on.
+The exit code is 0 if every sample was seen exactly once, else 1.
+
+  --json                  for programs
+{_ARGUMENTS}
+
+examples:
+  ratchet run digits --data.ledger true && ratchet audit digits"""),
 }
 """Every command by name, in the order of the overview."""

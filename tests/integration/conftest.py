@@ -24,9 +24,27 @@ def object_store(store: ObjectStore) -> ObjectStore:
     return store
 
 
+@pytest.fixture
+def make_file_job(tmp_path: Path) -> Callable[..., Job]:
+    """Make jobs on a local folder only, for what does not depend on the kind of store."""
+    return _maker(_local(tmp_path), tmp_path)
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> ObjectStore:
+    """The store of `make_file_job`."""
+    return open_store(_local(tmp_path))
+
+
+@pytest.fixture
+def make_s3_job(s3_settings: Store, tmp_path: Path) -> Callable[..., Job]:
+    """Make jobs on the S3 server only."""
+    return _maker(s3_settings, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def module_settings(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(url=f"file://{tmp_path_factory.mktemp('module') / 'store'}")
+    return _local(tmp_path_factory.mktemp("module"))
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +56,10 @@ def module_store(module_settings: Store) -> ObjectStore:
 @pytest.fixture(scope="module")
 def make_module_job(module_settings: Store, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
     return _maker(module_settings, tmp_path_factory.mktemp("jobs"))
+
+
+def _local(folder: Path) -> Store:
+    return Store(url=f"file://{folder / 'store'}")
 
 
 def _maker(settings: Store, parent: Path) -> Callable[..., Job]:

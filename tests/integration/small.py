@@ -22,8 +22,8 @@ SAMPLES = 102
 
 
 class Numbers(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    def __init__(self, length: int) -> None:
-        self._length = length
+    def __init__(self, length: int, *, plain: bool) -> None:
+        self._length, self._plain = length, plain
 
     def __len__(self) -> int:
         return self._length
@@ -31,21 +31,8 @@ class Numbers(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
         features = torch.randn(12, generator=generator)
-        return features + 0.01 * torch.randn(12), torch.tensor(int(features.sum() > 0))
-
-
-class Net(nn.Module):
-    def __init__(self, hidden: int, faults: Faults) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(12, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3),
-                                  nn.Linear(hidden, 2))
-        self.faults = faults
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.faults.strike()
-        out: torch.Tensor = self.body(features)
-        return out
+        label = torch.tensor(int(features.sum() > 0))
+        return (features.double() if self._plain else features + 0.01 * torch.randn(12)), label
 
 
 class Faults:
@@ -79,13 +66,28 @@ class Faults:
                 os._exit(7)
 
 
+class Net(nn.Module):
+    def __init__(self, hidden: int, faults: Faults) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(12, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3),
+                                  nn.Linear(hidden, 2))
+        self.faults = faults
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.faults.strike()
+        out: torch.Tensor = self.body(features)
+        return out
+
+
 def build_model(config: Config) -> nn.Module:
     options = config.workload.options
-    return Net(options.get("hidden", 64), Faults(list(options.get("faults", [])), str(options.get("memory", ""))))
+    faults = Faults(list(options.get("faults", [])), str(options.get("memory", "")))
+    return Net(options.get("hidden", 64), faults, plain=options.get("plain", False))
 
 
 def build_dataset(config: Config, split: str) -> Numbers:
-    return Numbers(SAMPLES if split == "train" else 31)
+    return Numbers(SAMPLES if split == "train" else 31, plain=config.workload.options.get("plain", False))
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:

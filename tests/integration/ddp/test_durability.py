@@ -13,7 +13,7 @@ from trainer.checkpoint.names import Place
 from trainer.checkpoint.survey import read_manifest, survey
 from trainer.store import ObjectStore
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 MakeJob = Callable[..., Job]
 

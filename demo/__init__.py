@@ -1,0 +1,1 @@
+"""A run on a real S3 server that is killed twice and loses nothing: `make demo`."""

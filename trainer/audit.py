@@ -1,0 +1,46 @@
+"""`ratchet audit`: prove from the store which samples a run was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import groupby
+
+from trainer.checkpoint.ledger import Audit, LedgerError, audit
+from trainer.checkpoint.survey import read_manifest, survey
+from trainer.config import Config, ConfigError
+from trainer.store import open_store
+
+
+def audit_run(config: Config) -> Audit:
+    """Follow the run's checkpoints back to its start.
+
+    Raises:
+        ConfigError: when the run has no checkpoint, or a ledger is missing or damaged.
+    """
+    store = open_store(config.store)
+    committed = survey(store, config.run.name).committed
+    if not committed:
+        raise ConfigError(f"run {config.run.name!r} has no checkpoint at {store.url}/{config.run.name}")
+    manifest = read_manifest(store, committed[0])
+    try:
+        return audit(store, committed[0], int(manifest.header.data["training samples"]))
+    except LedgerError as error:
+        raise ConfigError(str(error)) from None
+
+
+def as_json(result: Audit) -> str:
+    return json.dumps({**dataclasses.asdict(result), "exact": result.exact}, indent=2)
+
+
+def as_text(result: Audit) -> str:
+    """A line per epoch, alike ones together, and a verdict."""
+    worlds = " -> ".join(map(str, result.world_sizes))
+    lines = [f"run {result.run}: {result.steps} steps in {result.checkpoints} checkpoints of {result.attempts} attempts,"
+             f" ranks {worlds}", "", " epoch(s)  samples  repeated  missing"]
+    for (seen, repeated, missing), group in groupby(result.epochs, key=lambda e: (e.seen, e.repeated, e.missing)):
+        epochs = [e.epoch for e in group]
+        which = f"{epochs[0]}-{epochs[-1]}" if len(epochs) > 1 else str(epochs[0])
+        lines.append(f"  {which:>7}  {seen:7}  {repeated:8}  {missing:7}")
+    verdict = "every sample exactly once in every complete epoch" if result.exact else "NOT every sample exactly once"
+    return "\n".join([*lines, "", verdict])
