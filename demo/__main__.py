@@ -48,7 +48,7 @@ def main() -> int:
             last = job.step()
             console.print(f"step {last}: SIGTERM to the whole job")
             code = job.terminate()
-        console.print(f"         it saved and ended with exit code {code} (143: preempted, the operator starts it again)")
+        console.print(f"         it saved and ended with exit code {code} (143: preempted, to be started again)")
         stopped_at = job.last_saved_step()
 
         with Job(settings, ranks=3, log=Path(folder) / "second.log") as job:

@@ -36,8 +36,9 @@ def as_json(result: Audit) -> str:
 def as_text(result: Audit) -> str:
     """A line per epoch, alike ones together, and a verdict."""
     worlds = " -> ".join(map(str, result.world_sizes))
-    lines = [f"run {result.run}: {result.steps} steps in {result.checkpoints} checkpoints of {result.attempts} attempts,"
-             f" ranks {worlds}", "", " epoch(s)  samples  repeated  missing"]
+    title = (f"run {result.run}: {result.steps} steps in {result.checkpoints} checkpoints of"
+             f" {result.attempts} attempts, ranks {worlds}")
+    lines = [title, "", " epoch(s)  samples  repeated  missing"]
     for (seen, repeated, missing), group in groupby(result.epochs, key=lambda e: (e.seen, e.repeated, e.missing)):
         epochs = [e.epoch for e in group]
         which = f"{epochs[0]}-{epochs[-1]}" if len(epochs) > 1 else str(epochs[0])

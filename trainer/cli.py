@@ -159,18 +159,6 @@ variables it sets. Starts nothing and asks no store.
 examples:
   ratchet plan
   PET_NNODES=1:3 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=job-worker-0:23456 ratchet plan"""),
-    "doctor": Command(_doctor, "check that this machine or image can train", f"""\
-usage: ratchet doctor [--json] [CONFIG] [--section.field VALUE ...]
-
-Try what a run needs: the imports, a collective over two processes, the store, the user id, the
-folders that are written to, the memory. The exit code is 0 if all of it works, else 1.
-
-  --json                  for programs
-{_ARGUMENTS}
-
-examples:
-  ratchet doctor
-  docker run --rm IMAGE doctor --store.url s3://bucket/experiments"""),
     "config": Command(_config, "print the resolved settings as TOML", f"""\
 usage: ratchet config [--reference] [CONFIG] [--section.field VALUE ...]
 
@@ -183,6 +171,18 @@ environment, then the command line. The output is itself a file that `ratchet ru
 examples:
   ratchet config vowels > my.toml
   RATCHET_TRAIN__EPOCHS=3 ratchet config digits --optimizer.lr 0.01"""),
+    "doctor": Command(_doctor, "check that this machine or image can train", f"""\
+usage: ratchet doctor [--json] [CONFIG] [--section.field VALUE ...]
+
+Try what a run needs: the imports, a collective over two processes, the store, the user id, the
+folders that are written to, the memory. The exit code is 0 if all of it works, else 1.
+
+  --json                  for programs
+{_ARGUMENTS}
+
+examples:
+  ratchet doctor
+  docker run --rm IMAGE doctor --store.url s3://bucket/experiments"""),
     "audit": Command(_audit, "prove from the store that no sample was lost or seen twice", f"""\
 usage: ratchet audit [--json] [CONFIG] [--section.field VALUE ...]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.loop", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(prog="python -m bench.loop", description="Compare Ratchet's loop with a bare one.")
     parser.add_argument("--rounds", type=int, default=12, help="rounds, each with both loops (%(default)s)")
     parser.add_argument("--steps", type=int, default=200, help="steps of a loop in a round (%(default)s)")
     parser.add_argument("--hidden", type=int, default=256, help="width of the MLP (%(default)s)")
@@ -30,7 +30,7 @@ def main() -> int:
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1",
                         "--nproc-per-node", "2", "-m", "bench.loop.ranks", str(out), str(options.rounds), str(options.steps),
                         str(options.hidden), str(options.batch)], check=True,
-                       stdout=subprocess.DEVNULL)  # the log lines are part of what is measured, not of the result
+                       stdout=subprocess.DEVNULL)  # log lines: part of what is measured, not of the result
         rounds = json.loads(out.read_text())
     print(f"{'round':>5}  {'bare ms':>8}  {'ratchet ms':>10}  {'ratio':>6}")
     for number, r in enumerate(rounds):

@@ -156,7 +156,7 @@ def test_every_rank_is_on_the_metrics_port_while_it_trains(make_file_job: MakeJo
     while not all(f'ratchet_samples_total{{rank="{rank}"}}' in body for rank in (0, 1)):
         assert time.monotonic() < deadline, body
         body = urllib.request.urlopen(f"{base}/metrics").read().decode()
-    assert 'ratchet_checkpoint_last_step' in body
+    assert "ratchet_checkpoint_last_step" in body
     assert json.load(urllib.request.urlopen(f"{base}/status"))["world_size"] == 2
     running.send_signal(signal.SIGINT)
     assert finish(running).code == Exit.INTERRUPTED
@@ -183,8 +183,9 @@ def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
     (tmp_path / "my_line.py").write_text(code)
     (tmp_path / "my.toml").write_text(settings)
-    ended = subprocess.run([str(Path(sys.executable).parent / "ratchet"), "run", "my.toml", "--metrics.port", "0"], check=False,
-                           cwd=tmp_path, text=True, capture_output=True, timeout=600)
+    ratchet = Path(sys.executable).parent / "ratchet"
+    ended = subprocess.run([str(ratchet), "run", "my.toml", "--metrics.port", "0"], check=False, cwd=tmp_path,
+                           text=True, capture_output=True, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     complete, = (json.loads(t) for t in ended.stdout.splitlines() if '"complete"' in t)
     assert complete["held_out_absolute_error"] < 0.1, "the noise is 0.1, its mean size 0.08"

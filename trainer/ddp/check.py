@@ -6,6 +6,7 @@ not load, and a crash of user code must not take the supervisor with it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,11 +15,12 @@ import torch
 from trainer.checkpoint.manifest import BadManifest
 from trainer.checkpoint.state import TrainState
 from trainer.checkpoint.survey import compatible, read_manifest, refusal, survey
-from trainer.config import Config, ConfigError, load_for_worker
+from trainer.config import Config, load_for_worker
 from trainer.ddp.build import build_datasets, build_model, build_optimizer, build_sampler, identity
 from trainer.ddp.ending import guarded
-from trainer.plugins import load_plugins
+from trainer.plugins import Plugins, load_plugins
 from trainer.store import open_store
+from trainer.telemetry import logs
 
 
 def check(config: Config) -> None:
@@ -30,13 +32,7 @@ def check(config: Config) -> None:
     plugins = load_plugins(config)
     train, _ = build_datasets(plugins, config)
     build_sampler(config, len(train), rank=0, world_size=1)
-    try:
-        with torch.device("meta"):  # shapes are all that is compared: no memory for the weights
-            model = build_model(plugins, config)
-    except ConfigError:
-        raise
-    except Exception:  # noqa: BLE001  # a constructor that computes with its weights: any error means that
-        model = build_model(plugins, config)
+    model = _shapes(plugins, config) or build_model(plugins, config)
     state = TrainState(model, build_optimizer(plugins, model, config))
     store = open_store(config.store)
     for place in survey(store, config.run.name).committed:
@@ -50,8 +46,24 @@ def check(config: Config) -> None:
         return
 
 
+def _shapes(plugins: Plugins, config: Config) -> torch.nn.Module | None:
+    """The model without memory for its weights; None for a constructor that computes with them."""
+    try:
+        with torch.device("meta"):
+            return build_model(plugins, config)
+    except Exception:  # noqa: BLE001  # built for real, it works or tells its own error
+        return None
+
+
 def main(argv: Sequence[str]) -> int:
-    return guarded(lambda: check(load_for_worker(argv)))
+    """Check, and return the exit code."""
+
+    def run() -> None:
+        config = load_for_worker(argv)
+        logs.configure(config.log, run=config.run.name, pod=os.environ.get("POD_NAME", ""))
+        check(config)
+
+    return guarded(run)
 
 
 if __name__ == "__main__":
