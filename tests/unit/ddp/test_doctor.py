@@ -1,0 +1,149 @@
+"""What `ratchet doctor` says of a sound machine and of each thing that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from trainer.cli import main
+from trainer.ddp import doctor
+from trainer.ddp.doctor import Check, examine
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Without the two processes of the collective, which have a test of their own."""
+    monkeypatch.setattr(doctor, "_collective", lambda: "gloo")
+
+
+def run(words, tmp_path):
+    return main(["doctor", "digits", "--store.url", f"file://{tmp_path}/store", *words])
+
+
+def as_json(capsys, words, tmp_path):
+    code = run(["--json", *words], tmp_path)
+    checks = [Check(**check) for check in json.loads(capsys.readouterr().out)]
+    return code, {check.name: check for check in checks}
+
+
+def test_a_sound_machine_passes_every_check_and_the_store_stays_empty(capsys, tmp_path):
+    code, checks = as_json(capsys, [], tmp_path)
+    assert code == 0
+    assert {check.verdict for check in checks.values()} <= {"ok", "note"}
+    assert checks["collective"].detail.startswith("gloo, 2 processes")
+    assert "conditional puts honoured" in checks["store"].detail
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_collective_fails_when_the_ranks_disagree(monkeypatch):
+    monkeypatch.setattr(doctor, "ProcessPoolExecutor", SomeoneElsesPool)
+    check = doctor._try("collective", doctor._collective)
+    assert check == Check("collective", "failed", "an all-reduce gave [1.0, 2.0], not 3.0 everywhere")
+
+
+class SomeoneElsesPool:
+    """Runs nothing; every rank keeps its own value."""
+
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, _function, rank, _folder):
+        class Future:
+            def result(self):
+                return rank + 1.0
+
+        return Future()
+
+
+def test_a_store_that_can_not_be_written_fails_and_sets_the_exit_code(capsys, tmp_path, instant):
+    (tmp_path / "store").write_text("a file, not a folder")
+    code, checks = as_json(capsys, [], tmp_path)
+    assert code == 1
+    assert checks["store"].verdict == "failed"
+    assert str(tmp_path / "store") in checks["store"].detail
+    assert checks["imports"].verdict == "ok"
+
+
+def test_a_missing_package_is_named(capsys, tmp_path, instant, monkeypatch):
+    monkeypatch.setitem(sys.modules, "structlog", None)
+    code, checks = as_json(capsys, [], tmp_path)
+    assert code == 1
+    assert checks["imports"].verdict == "failed"
+    assert "structlog" in checks["imports"].detail
+
+
+def test_a_workload_that_is_not_there_is_named(capsys, tmp_path, instant):
+    code, checks = as_json(capsys, ["--workload.module", "nowhere.at_all"], tmp_path)
+    assert code == 1
+    assert "nowhere" in checks["workload"].detail
+
+
+@pytest.mark.parametrize(("name", "variable"), [("temporary", "TMPDIR"), ("home", "HOME")])
+def test_a_folder_that_can_not_be_written_is_named(tmp_path, instant, monkeypatch, name, variable):
+    missing = tmp_path / "missing"
+    monkeypatch.setenv(variable, str(missing))
+    monkeypatch.setattr(tempfile, "tempdir", str(missing) if variable == "TMPDIR" else None)
+    check = {check.name: check for check in examine(some_config(tmp_path))}[name]
+    assert check.verdict == "failed"
+    assert str(missing) in check.detail
+
+
+def test_root_is_worth_a_note(tmp_path, instant, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(os, "getgid", lambda: 0)
+    checks = {check.name: check for check in examine(some_config(tmp_path))}
+    assert checks["user"] == Check("user", "note", "user 0, group 0: Kubernetes refuses root in namespaces of"
+                                                   " Pod Security level restricted")
+
+
+def test_any_other_user_is_fine(tmp_path, instant, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setattr(os, "getgid", lambda: 0)
+    checks = {check.name: check for check in examine(some_config(tmp_path))}
+    assert checks["user"] == Check("user", "ok", "user 12345, group 0")
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(64 << 20, "note"), (2 << 30, "ok")])
+def test_small_shared_memory_is_worth_a_note(monkeypatch, size, verdict):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: (doctor.shutil._ntuple_diskusage(size, 0, size)))
+    check = doctor._try("/dev/shm", doctor._shared_memory)
+    assert (check.verdict, f"{size >> 20} MiB" in check.detail) == (verdict, True)
+
+
+def test_without_a_terminal_each_check_is_one_plain_line(capsys, tmp_path, instant):
+    assert run([], tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert [line.split()[1] for line in out.splitlines()] == [
+        "imports", "workload", "collective", "store", "user", "temporary", "home", "private", "resources", "/dev/shm"]
+
+
+def test_on_a_terminal_it_is_a_table(tmp_path, instant, monkeypatch):
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        assert run([], tmp_path) == 0
+        terminal.flush()
+        shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "\x1b[32mok" in shown
+
+
+def some_config(tmp_path: Path):
+    from trainer.config import load
+
+    return load("digits", [("store.url", f"file://{tmp_path}/store")], environ={}).config
