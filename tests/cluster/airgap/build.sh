@@ -51,6 +51,7 @@ make_part() {
       tools_up
       images_up
       node_up
+      docker image prune --force --filter label=ratchet.recipe >/dev/null
       ;;
     *) die "unknown part '$1': engine, tools, images, node or all" ;;
   esac
@@ -67,6 +68,7 @@ main() {
   exec 9>"$CACHE/lock"
   flock 9
   rm -rf "$CACHE/tmp"
+  apt_need ca-certificates curl jq
   export PATH="$CACHE/bin:$PATH"
   (($#)) || set -- all
   local part

@@ -56,7 +56,8 @@ airgap_images() {
 # that the tools are there. Sets nothing.
 provide_images() {
   if [[ $MODE == airgap ]]; then
-    "$CLUSTER_DIR/airgap/build.sh"
+    # Without this script's lock: the engine that it may start would hold it.
+    "$CLUSTER_DIR/airgap/build.sh" 8>&-
     return
   fi
   local tool

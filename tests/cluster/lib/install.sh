@@ -50,12 +50,21 @@ install_all() {
   sed "s#image-of-s3#$s3#" "$CLUSTER_DIR/infra/s3.yaml" | apply
   sed "s#image-of-prometheus#$prometheus#" "$CLUSTER_DIR/infra/prometheus.yaml" | apply
 
-  kubectl -n kube-system rollout status deployment/coredns --timeout=180s >&2
-  kubectl -n kubeflow rollout status deployment/training-operator --timeout=300s >&2
-  kubectl -n ratchet-infra rollout status deployment/s3 --timeout=180s >&2
-  kubectl -n ratchet-infra rollout status deployment/prometheus --timeout=180s >&2
+  available kube-system coredns
+  available kubeflow training-operator
+  available ratchet-infra s3
+  available ratchet-infra prometheus
   wait_for 60 "the operator's webhook" a_job_is_accepted
   wait_for 60 "the bucket $BUCKET" make_bucket
+}
+
+# available NAMESPACE DEPLOYMENT
+available() {
+  kubectl -n "$1" rollout status "deployment/$2" --timeout=180s >&2 || {
+    kubectl -n "$1" get pods -o wide >&2
+    kubectl -n "$1" logs "deployment/$2" --tail=20 >&2 || true
+    die "deployment $1/$2 is not Available"
+  }
 }
 
 # The webhook answers a little after the Deployment is Available.
