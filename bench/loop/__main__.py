@@ -28,8 +28,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rounds.json"
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1",
-                        "--nproc-per-node", "2", "-m", "bench.loop.ranks", str(out), str(options.rounds), str(options.steps),
-                        str(options.hidden), str(options.batch)], check=True,
+                        "--nproc-per-node", "2", "-m", "bench.loop.ranks", str(out), str(options.rounds),
+                        str(options.steps), str(options.hidden), str(options.batch)], check=True,
                        stdout=subprocess.DEVNULL)  # log lines: part of what is measured, not of the result
         rounds = json.loads(out.read_text())
     print(f"{'round':>5}  {'bare ms':>8}  {'ratchet ms':>10}  {'ratio':>6}")

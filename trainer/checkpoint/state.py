@@ -41,6 +41,12 @@ class TrainState:
             for i, parameter in enumerate(group["params"])
         }
 
+        self._built = self._groups()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [{key: value.item() if isinstance(value, torch.Tensor) else value
+                 for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+
     def replicated(self) -> dict[str, torch.Tensor]:
         """Parameters (`model.NAME`) and optimizer state (`optimizer.NAME.KEY`), by name."""
         tensors: dict[str, torch.Tensor] = {f"model.{name}": p.detach() for name, p in self._parameters.items()}
@@ -60,13 +66,15 @@ class TrainState:
                 if name not in every and isinstance(value, torch.Tensor)}
 
     def facts(self) -> dict[str, Any]:
-        """What is no tensor: the optimizer's group settings and scalar state.
+        """What is no tensor: the optimizer's scalar state, and what it has changed in its groups' settings.
 
         Raises:
             ValueError: for a value that JSON can't hold.
         """
-        groups = [{key: value.item() if isinstance(value, torch.Tensor) else value
-                   for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+        # A group's settings come from the user's configuration, which may have changed since; what is
+        # saved is what the optimizer itself has changed in them. The learning rate is the schedule's.
+        groups = [{key: value for key, value in now.items() if key != "lr" and value != built.get(key)}
+                  for now, built in zip(self._groups(), self._built, strict=True)]
         scalars = {name: plain for name, (parameter, _) in self._optimized.items()
                    if (plain := {key: value for key, value in self.optimizer.state.get(parameter, {}).items()
                                  if not isinstance(value, torch.Tensor)})}
@@ -78,7 +86,7 @@ class TrainState:
         return facts
 
     def prepare(self, entries: Sequence[Entry], facts: Mapping[str, Any]) -> None:
-        """Make the optimizer hold exactly the tensors of a saved table, and its facts, ready to be filled.
+        """Make the optimizer hold exactly the tensors of a saved table, and the saved facts, ready to be filled.
 
         Call `differences` first: the parameters must be those of the table.
         """

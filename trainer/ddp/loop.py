@@ -57,12 +57,14 @@ def train(t: Training) -> bool:
     total_steps = t.sampler.number(t.end)
     batches = _timed(t.batches(t.sampler.steps(t.samples, t.end)), t.metrics)
     saved_at = t.step = t.sampler.number(t.samples)
+    norm: torch.Tensor | None = None
     t.model.train()
     for step in t.sampler.steps(t.samples, t.end):
         began = time.monotonic()
         rate = schedule.apply(t.optimizer, t.peaks, schedule.factor(step.number, total_steps, t.config.schedule))
         loss = accumulate(t.model, t.plugins.loss, batches, step, t.autocast)
-        norm = torch.nn.utils.clip_grad_norm_(t.model.parameters(), config.clip_norm) if config.clip_norm else None
+        if config.clip_norm or _due(step.number + 1, config.log_every_steps):
+            norm = _norm(t.model, config.clip_norm)
         t.optimizer.step()
         t.optimizer.zero_grad(set_to_none=True)
 
@@ -86,6 +88,14 @@ def train(t: Training) -> bool:
             break
     t.pulse.finish()
     return t.complete
+
+
+def _norm(model: torch.nn.Module, clip: float) -> torch.Tensor:
+    """The global gradient norm; the gradient is clipped to `clip` unless that is 0."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    if clip:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
+    return norm
 
 
 def _due(count: int, every: int) -> bool:

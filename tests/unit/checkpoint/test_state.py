@@ -137,6 +137,18 @@ def test_seeds_differ_by_every_part() -> None:
 def test_an_optimizer_value_that_json_cannot_hold_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[0]["callback"] = print
+    state = TrainState(model, optimizer)
+    optimizer.param_groups[0]["momentum"] = print
     with pytest.raises(ValueError, match="can't be saved as JSON"):
-        TrainState(model, optimizer).facts()
+        state.facts()
+
+
+def test_a_setting_that_the_user_changed_takes_effect_and_what_the_optimizer_counts_comes_back() -> None:
+    model = nn.Linear(2, 2)
+    saved = TrainState(model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5))
+    saved.optimizer.param_groups[0].update({"lr": 0.025, "weight_sum": 7})  # as schedules and some optimizers do
+    fresh = TrainState(model, torch.optim.AdamW(model.parameters(), lr=0.2, weight_decay=0.1))
+    fresh.prepare(lay_out(saved.replicated()), saved.facts())
+    (group,) = fresh.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["weight_sum"]) == (0.2, 0.1, 7)
+    assert fresh.facts()["groups"] == [{"weight_sum": 7}], "and is saved again"
