@@ -12,6 +12,7 @@ from trainer.checkpoint.state import seed_all
 from trainer.config import Config, ConfigError
 from trainer.ddp.sampler import Sampler
 from trainer.plugins import Dataset, PluginError, Plugins
+from trainer.telemetry.logs import get_logger
 
 
 def build_datasets(plugins: Plugins, config: Config) -> tuple[Dataset, Dataset]:
@@ -60,6 +61,16 @@ def build_model(plugins: Plugins, config: Config) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):
         raise PluginError(f"workload.build_model gave a {type(model).__name__}: a torch.nn.Module is needed")
     return model
+
+
+def warn_of_single_samples(model: torch.nn.Module, sampler: Sampler) -> None:
+    """Say before the start what would otherwise end an epoch: BatchNorm can't train on one value a channel."""
+    norms = [name for name, module in model.named_modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+             and not isinstance(module, torch.nn.SyncBatchNorm)]
+    if norms and sampler.smallest_micro_batch() == 1:
+        get_logger().warning(
+            "some rank will train on a single sample, which BatchNorm refuses if it has one value per channel",
+            layers=norms[:3], do="set train.drop_last = true, another train.global_batch_size, or fewer ranks")
 
 
 def build_optimizer(plugins: Plugins, model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:

@@ -148,6 +148,16 @@ class Sampler:
         epoch, offset = divmod(cursor, self.samples_per_epoch)
         return epoch * self.steps_per_epoch + -(-offset // self.global_batch_size)
 
+    def smallest_micro_batch(self) -> int:
+        """Fewest samples that any rank runs at once in an epoch."""
+        tail = self.samples_per_epoch % self.global_batch_size
+        sizes = []
+        for batch in (min(self.global_batch_size, self.samples_per_epoch), tail or self.global_batch_size):
+            small, larger = divmod(batch, self._world_size)
+            count = -(-(small + bool(larger)) // self._micro)
+            sizes.append(max(1, small // count))  # a stand-in is one sample
+        return min(sizes)
+
     def _samples(self, epoch: int, first: int, count: int) -> list[int]:
         samples: list[int] = []
         while count:

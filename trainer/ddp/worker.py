@@ -72,6 +72,8 @@ class Worker:
         self.sampler = build.build_sampler(config, len(self.train_split), rank.rank, rank.world_size)
         self.autocast = build.autocast(config, self.device)
         self.model = wrap(build.build_model(self.plugins, config).to(self.device), self.device, config)
+        if rank.rank == 0:
+            build.warn_of_single_samples(self.model.module, self.sampler)
         self.optimizer = build.build_optimizer(self.plugins, self.model.module, config)
         self.peaks = schedule.peak_rates(self.optimizer)
         self.reporter = Reporter(self.metrics, rank=rank.rank, log_every=config.train.log_every_steps,

@@ -57,6 +57,7 @@ def test_all_ranks_together_see_every_sample_of_an_epoch_once(
         shares = [len(s.samples) for s in steps]
         assert max(shares) - min(shares) <= 1
         assert shares == sorted(shares, reverse=True)
+        assert min(len(m.samples) for s in steps for m in s.micro_batches) >= samplers[0].smallest_micro_batch()
         assert all(len(m.samples) <= (micro or batch) and m.samples for s in steps for m in s.micro_batches)
         seen.setdefault(steps[0].epoch, []).extend(n for s in steps for n in s.samples)
     everything = list(range(length))
@@ -99,6 +100,13 @@ def test_a_rank_without_a_sample_gets_a_stand_in_that_does_not_count() -> None:
     (micro,) = step.micro_batches
     assert len(micro.samples) == 1
     assert not micro.counts
+
+
+@given(length=LENGTHS, batch=st.integers(1, 64), micro=st.integers(0, 9), world_size=st.integers(1, 7))
+def test_the_smallest_micro_batch_is_told_before_it_comes(length: int, batch: int, micro: int, world_size: int) -> None:
+    samplers = ranks(world_size, length=length, global_batch_size=batch, micro_batch_size=min(micro, batch))
+    met = min(len(m.samples) for s in samplers for step in s.steps(0, length) for m in step.micro_batches)
+    assert met == samplers[0].smallest_micro_batch()
 
 
 def test_blocks_of_the_permutation_join_without_a_seam() -> None:
