@@ -4,12 +4,14 @@
 readonly POD_NETWORK=10.244.0.0/16
 readonly NODE_COUNT=3
 
-# cluster_usable: every node container runs and the API server answers.
+# cluster_usable: every node container runs, the API server answers, and it calls
+# every node Ready.
 cluster_usable() {
-  local running
+  local running ready
   running=$(docker ps --quiet --filter "label=io.x-k8s.kind.cluster=$CLUSTER" | wc -l)
-  [[ $running -eq $NODE_COUNT && -f $KUBECONFIG ]] &&
-    kubectl get --raw=/readyz --request-timeout=5s >/dev/null 2>&1
+  [[ $running -eq $NODE_COUNT && -f $KUBECONFIG ]] || return
+  ready=$(kubectl get nodes --no-headers --request-timeout=5s 2>/dev/null | awk '$2 == "Ready"' | wc -l)
+  [[ $ready -eq $NODE_COUNT ]]
 }
 
 cluster_exists() { kind get clusters 2>/dev/null | grep -qx "$CLUSTER"; }
