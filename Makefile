@@ -32,6 +32,15 @@ demo: setup ## The same on a real S3 server, with kills and another number of ra
 test: setup ## Run the unit and integration tests
 	@$(BIN)/python -m pytest --numprocesses 2 $(PYTEST_ARGS)
 
+.PHONY: test-chart
+test-chart: setup ## Check the chart and the manifests (needs helm, kubectl and kubeconform; see tests/cluster)
+	@$(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)
+
+.PHONY: image
+image: ## Build the container image (IMAGE=ratchet:dev, BASE_IMAGE=, ACCELERATOR=cpu or cuda) and try it
+	@nice -n 5 image/build.sh
+	@image/smoke.sh $${IMAGE:-ratchet:dev}
+
 .PHONY: lint
 lint: setup ## Check style, types and layers
 	@$(BIN)/ruff check

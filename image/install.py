@@ -87,7 +87,7 @@ def install(arguments: Sequence[str]) -> None:
 def settle() -> None:
     """Compile, drop dates, move under /image."""
     # Bytecode that does not name the date of its source, nor asks for it: the image does not change.
-    _call([str(PREFIX / "bin" / "python"), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
+    _call([str(PREFIX / "bin" / "python"), "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash",
            "-j", "0", str(PREFIX / "lib")], check=False)  # packages ship files for other Pythons, too
     target = IMAGE / PREFIX.relative_to("/")
     target.parent.mkdir(parents=True)
