@@ -66,7 +66,7 @@ binary_image() {
   local base=$1 tag=$2 entrypoint=$3 folder=/usr/local/bin/ hash context
   shift 3
   [[ $entrypoint != /* ]] || folder=${entrypoint%/*}/
-  hash=$(recipe "$(declare -f binary_image)" "$base" "$entrypoint" "$(printf '%s\n' "$@")" "$(base_id "$base")")
+  hash=$(recipe "$(declare -f binary_image)" "$base" "$entrypoint" "$(cache_names "$@")" "$(base_id "$base")")
   ! image_is "$tag" "$hash" || return 0
   context=$(new_dir)
   mkdir "$context/bin" "$context/tmp"
@@ -81,6 +81,13 @@ COPY tmp/ /tmp/
 ENTRYPOINT ["$entrypoint"]
 DOCKERFILE
   build_image "$tag" "$hash" "$context"
+}
+
+# cache_names FILE...: what names them in the cache, version and hash included; so
+# that nobody has to read them.
+cache_names() {
+  local file
+  for file in "$@"; do echo "made: ${file#"$CACHE/"}"; done
 }
 
 base_id() { [[ $1 == scratch ]] || docker image inspect -f '{{ .Id }}' "$1"; }

@@ -19,7 +19,7 @@ node_up() {
   control_plane_images "$kubernetes"
   rootfs node "$NODE_PACKAGES"
   hash=$(recipe "$AIRGAP_DIR/node.sh" "$AIRGAP_DIR/node.Dockerfile" "$AIRGAP_DIR/runc-wrapper.sh" \
-    "$ROOTFS" "$kubernetes" "$containerd" "$crictl" "$(go_version kind)" \
+    "$(cache_names "$ROOTFS" "$kubernetes" "$containerd" "$crictl")" "$(go_version kind)" \
     "$(docker image inspect -f '{{ .Id }}' "${images[@]}")")
   ! image_is "$(node_image)" "$hash" || return 0
 
@@ -39,8 +39,11 @@ node_up() {
 
 # control_plane_images KUBERNETES: appends to the caller's `images`.
 control_plane_images() {
-  local name version tag
+  local name version tag wanted etcd coredns
   version=$(go_version kubernetes)
+  wanted=$("$1/kubeadm" config images list --kubernetes-version "$version" 2>/dev/null)
+  etcd=$(grep /etcd: <<<"$wanted")
+  coredns=$(grep /coredns: <<<"$wanted")
   for name in kube-apiserver kube-controller-manager kube-scheduler; do
     scratch_image "registry.k8s.io/$name:$version" "$name" "$1/$name"
     images+=("registry.k8s.io/$name:$version")
@@ -50,21 +53,15 @@ control_plane_images() {
   binary_image "ratchet-airgap/kube-proxy-root:$SUITE" "registry.k8s.io/kube-proxy:$version" \
     kube-proxy "$1/kube-proxy"
   build_etcd
-  scratch_image "$(kubeadm_wants "$1" etcd)" etcd "$BUILT/etcd"
+  scratch_image "$etcd" etcd "$BUILT/etcd"
   build_coredns
-  scratch_image "$(kubeadm_wants "$1" coredns)" coredns "$BUILT/coredns"
-  images+=("registry.k8s.io/kube-proxy:$version" "$(kubeadm_wants "$1" etcd)" "$(kubeadm_wants "$1" coredns)")
+  scratch_image "$coredns" coredns "$BUILT/coredns"
+  images+=("registry.k8s.io/kube-proxy:$version" "$etcd" "$coredns")
   build_pause
   for tag in "${PAUSE_VERSIONS[@]}"; do
     scratch_image "registry.k8s.io/pause:$tag" pause "$BUILT/pause"
     images+=("registry.k8s.io/pause:$tag")
   done
-}
-
-# kubeadm_wants KUBERNETES WORD: the image that kubeadm will ask for.
-kubeadm_wants() {
-  "$1/kubeadm" config images list --kubernetes-version "$(go_version kubernetes)" 2>/dev/null |
-    grep "/$2:"
 }
 
 build_pause() {

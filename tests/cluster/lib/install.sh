@@ -37,7 +37,34 @@ YAML
   kubectl kustomize "$dir"
 }
 
+# install_all: what is there already, by its signature, is left as it is.
 install_all() {
+  local now
+  now=$(signature)
+  if [[ $(kubectl -n ratchet-infra get configmap installed -o 'jsonpath={.data.signature}' 2>/dev/null) != "$now" ]]; then
+    install_parts
+    kubectl -n ratchet-infra create configmap installed --from-literal="signature=$now" \
+      --dry-run=client -o yaml | apply
+  fi
+  available kube-system coredns
+  available kubeflow training-operator
+  available ratchet-infra s3
+  available ratchet-infra prometheus
+  wait_for 60 "the operator's webhook" a_job_is_accepted
+  wait_for 60 "the bucket $BUCKET" make_bucket
+}
+
+# signature: a hash of all that install_parts depends on.
+signature() {
+  local images=("$OPERATOR_IMAGE" "$S3_IMAGE" "$PROMETHEUS_IMAGE" "$BASE_IMAGE" "$BUSYBOX_IMAGE")
+  {
+    printf '%s\n' "${images[@]}" "$OPERATOR_MANIFESTS"
+    [[ $MODE != airgap ]] || docker image inspect -f '{{ .Id }}' "${images[@]}"
+    cat "$CLUSTER_DIR"/infra/* "$CLUSTER_DIR/lib/install.sh"
+  } | sha256sum | cut -c1-16
+}
+
+install_parts() {
   local operator s3 prometheus
   operator=$(offer "$OPERATOR_IMAGE")
   s3=$(offer "$S3_IMAGE")
@@ -49,13 +76,6 @@ install_all() {
   apply <"$CLUSTER_DIR/infra/namespace.yaml"
   sed "s#image-of-s3#$s3#" "$CLUSTER_DIR/infra/s3.yaml" | apply
   sed "s#image-of-prometheus#$prometheus#" "$CLUSTER_DIR/infra/prometheus.yaml" | apply
-
-  available kube-system coredns
-  available kubeflow training-operator
-  available ratchet-infra s3
-  available ratchet-infra prometheus
-  wait_for 60 "the operator's webhook" a_job_is_accepted
-  wait_for 60 "the bucket $BUCKET" make_bucket
 }
 
 # available NAMESPACE DEPLOYMENT
