@@ -82,7 +82,7 @@ def test_a_killed_rank_is_restarted_and_a_restart_budget_that_is_used_up_gives_1
     ended = job.ratchet(launch__max_restarts=0, workload__options={"faults": ["1:8:kill"]})
     assert ended.code == Exit.KILLED, ended.text
     assert "SIGKILL" in last_line(ended)["reason"]
-    assert "rank 1" in json.dumps(last_line(ended))
+    assert last_line(ended)["rank"] == 1
     assert job.ratchet().code == 0
 
 
@@ -101,7 +101,7 @@ def test_an_error_of_user_code_is_permanent_and_named_in_the_last_line(make_job:
     ({"train.micro_batch_size": 99}, ["train.micro_batch_size = 99", "train.global_batch_size"]),
     ({"train.global_batch_size": 200, "train.micro_batch_size": 0, "train.drop_last": True},
      ["102 training samples", "train.drop_last"]),
-    ({"workload.module": "tests.integration.smal"}, ["tests.integration.smal", "no module"]),
+    ({"workload.module": "tests.integration.smal"}, ["tests.integration.smal", "No module named"]),
     ({"workload.loss": "tests.integration.small:los"}, ["tests.integration.small:los", "loss"]),
     ({"run.name": "a/b"}, ["run.name = 'a/b'"]),
 ])

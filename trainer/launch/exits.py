@@ -79,6 +79,10 @@ class Report:
     time: float = 0.0
     """Seconds since the epoch."""
 
+    def where(self) -> dict[str, int]:
+        """Rank and step, as far as they are known: negative when another process wrote the report."""
+        return {name: value for name, value in (("rank", self.rank), ("step", self.step)) if value >= 0}
+
 
 def write_report(report: Report) -> None:
     """Leave a report for the supervisor, atomically; without one (plain torchrun) do nothing."""

@@ -36,7 +36,7 @@ def termination_message(outcome: Outcome, *, last_checkpoint: str | None) -> str
     fields: dict[str, Any] = {"exit_code": int(outcome.code), "reason": outcome.reason, "do": outcome.do,
                               "last_checkpoint": last_checkpoint}
     if root is not None:
-        fields |= {"rank": root.rank, "step": root.step, "exception": root.exception}
+        fields |= {**root.where(), "exception": root.exception}
     fields = {name: value for name, value in fields.items() if value not in (None, "")}
     room = _LIMIT
     while len(text := json.dumps(fields, ensure_ascii=False).encode()) > _LIMIT:

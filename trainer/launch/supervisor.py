@@ -348,7 +348,7 @@ def _say_goodbye(outcome: Outcome, last_checkpoint: str | None) -> None:
     """The last line, and the same for the kubelet."""
     facts: dict[str, Any] = {"exit_code": int(outcome.code), "reason": outcome.reason}
     if outcome.root is not None and outcome.code != Exit.DONE:
-        facts |= {"rank": outcome.root.rank, "step": outcome.root.step}
+        facts |= outcome.root.where()
     if outcome.do:
         facts["do"] = outcome.do
     log = get_logger()
