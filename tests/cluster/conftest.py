@@ -1,0 +1,83 @@
+"""One cluster and one image for all of these tests; a namespace for each, and what it saw when it fails.
+
+The cluster is created or reused (`cluster.sh up`) and stays afterwards; the image is built from the
+current tree. RATCHET_CLUSTER_IMAGE=NAME, a name that pods can pull, leaves the building out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.kube import ARTIFACTS, ROOT, Namespace, Witness, command, namespace
+
+CLUSTER = ROOT / "tests" / "cluster" / "cluster.sh"
+IMAGE = "ratchet:dev"
+"""The image of k8s/overlays/kind, without the registry."""
+
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # Of the test alone: the first one waits for a cluster to be made. Fixtures have limits of their own.
+        marker = item.get_closest_marker("timeout")
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(marker.args[0] if marker else 240, func_only=True), append=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[_failed] = report.failed
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster() -> None:
+    """The cluster, up; its addresses, its tools and its credentials in this process's environment."""
+    docker = shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode == 0
+    if not docker and not (sys.platform == "linux" and os.geteuid() == 0):
+        pytest.skip("NO CLUSTER: Docker does not answer, and only root on Linux can start it: start Docker, try again")
+    subprocess.run([CLUSTER, "up"], check=True, timeout=45 * 60, stdout=sys.stderr)
+    for line in command("bash", "-c", f'{shlex.quote(str(CLUSTER))} env').splitlines():
+        if match := re.fullmatch(r"export (\w+)='(.*)'(\"\$PATH\")?", line):
+            os.environ[match[1]] = match[2] + (os.environ["PATH"] if match[3] else "")
+    os.environ["AWS_ACCESS_KEY_ID"] = os.environ["RATCHET_CLUSTER_S3_ACCESS_KEY_ID"]
+    os.environ["AWS_SECRET_ACCESS_KEY"] = os.environ["RATCHET_CLUSTER_S3_SECRET_ACCESS_KEY"]
+
+
+@pytest.fixture(scope="session")
+def image(cluster: None) -> str:
+    """The image of the current tree, by the name that pods know it by."""
+    ready = os.environ.get("RATCHET_CLUSTER_IMAGE")
+    if ready:
+        return ready
+    subprocess.run(["nice", "-n", "5", ROOT / "image" / "build.sh"], check=True, timeout=20 * 60, stdout=sys.stderr,
+                   env={**os.environ, "IMAGE": IMAGE})
+    return command(CLUSTER, "load", IMAGE, timeout=10 * 60).strip()
+
+
+@pytest.fixture
+def here(request: pytest.FixtureRequest, image: str) -> Iterator[Namespace]:
+    """A namespace of the test's own. What happened in it is saved if the test fails.
+
+    `@pytest.mark.parametrize("here", [{label: value}], indirect=True)` gives it labels.
+    """
+    title = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())
+    with namespace(f"t-{title[:45].strip('-')}", getattr(request, "param", {})) as fresh:
+        yield fresh
+        if request.node.stash.get(_failed, True):
+            folder = ARTIFACTS / title.strip("-")
+            shutil.rmtree(folder, ignore_errors=True)
+            Witness(fresh, folder).save()
+            print(f"logs, events and status: {folder}")
