@@ -36,6 +36,10 @@ test: setup ## Run the unit and integration tests
 test-chart: setup ## Check the chart and the manifests (needs helm, kubectl and kubeconform; see tests/cluster)
 	@$(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)
 
+.PHONY: test-cluster
+test-cluster: setup ## Run the tests on a real kind cluster, which is made or reused (Docker; see tests/cluster)
+	@$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
+
 .PHONY: image
 image: ## Build the container image (IMAGE=ratchet:dev, BASE_IMAGE=, ACCELERATOR=cpu or cuda) and try it
 	@nice -n 5 image/build.sh

@@ -119,7 +119,7 @@ class Job:
                                                   f"{self.worker(index)}:{METRICS_PORT}/proxy{path}", timeout=20)
 
     def wait_for_step(self, step: int, *, world_size: int | None = None, index: int = 0,
-                      seconds: float = 90) -> dict[str, Any]:
+                      seconds: float = 180) -> dict[str, Any]:
         """Wait until a worker says that the run has come so far, with so many ranks."""
         def reached() -> dict[str, Any] | None:
             self.must_not_have_failed()
@@ -132,7 +132,7 @@ class Job:
         return wait_until(f"{self.worker(index)} at step {step}, world size {world_size or 'any'}", reached,
                           seconds=seconds, every=0.5)
 
-    def wait_to_succeed(self, *, seconds: float = 150) -> None:
+    def wait_to_succeed(self, *, seconds: float = 240) -> None:
         def succeeded() -> bool:
             self.must_not_have_failed()
             return "Succeeded" in self.conditions()

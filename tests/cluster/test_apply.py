@@ -14,7 +14,7 @@ from tests.cluster.runs import Outside
 EPOCHS = 15
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside(here: Namespace,
                                                                               tmp_path: Path) -> None:
     run = Outside("s3://ratchet/runs")
@@ -22,7 +22,7 @@ def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside
     here.kubectl("apply", "-k", "k8s/overlays/kind")
     job = here.job()
 
-    pods = wait_until("two pods on two nodes", lambda: (p := job.pods()) if len(job.running()) == 2 else None, seconds=90)
+    pods = wait_until("two pods on two nodes", lambda: (p := job.pods()) if len(job.running()) == 2 else None, seconds=120)
     assert len({pod["spec"]["nodeName"] for pod in pods.values()}) == 2
     job.wait_to_succeed(seconds=180)
 

@@ -32,7 +32,7 @@ def must_end_exact(here: Namespace, job: Job, *, seen: int) -> None:
     assert seen - resumed_at[0] <= SAVE_EVERY, f"step {seen} was reached and then begun again at {resumed_at[0]}"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("index", [1, 0], ids=["worker_1", "worker_0_with_the_rendezvous_store"])
 def test_a_deleted_pod_costs_no_sample(here: Namespace, index: int) -> None:
     job = train_past(here, 2 * SAVE_EVERY + 5)
@@ -43,5 +43,5 @@ def test_a_deleted_pod_costs_no_sample(here: Namespace, index: int) -> None:
 
     wait_until("a new pod in its place",
                lambda: job.worker(index) in job.running() and job.pods()[job.worker(index)]["metadata"]["uid"] != uid,
-               seconds=90)
+               seconds=120)
     must_end_exact(here, job, seen=seen)

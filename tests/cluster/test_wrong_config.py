@@ -10,7 +10,7 @@ from tests.cluster.kube import Namespace, wait_until
 from tests.cluster.runs import render
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("settings", "reason"), [
     pytest.param({"train.epoch": 3}, "did you mean train.epochs", id="unknown_key"),
     pytest.param({"workload.module": "no_such_module"}, "no_such_module", id="missing_module"),
@@ -20,7 +20,7 @@ def test_a_wrong_config_fails_the_job_once_and_describe_says_why(here: Namespace
     here.apply(render(here, settings, slow=False))
     job = here.job()
 
-    wait_until("the job to be Failed", lambda: "Failed" in job.conditions(), seconds=90)
+    wait_until("the job to be Failed", lambda: "Failed" in job.conditions(), seconds=120)
 
     described = here.kubectl("describe", "pods") + here.kubectl("describe", "pytorchjob", "ratchet")
     [line, *_] = [line for line in described.splitlines() if reason in line]

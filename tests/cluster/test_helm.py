@@ -1,0 +1,88 @@
+"""The chart's life: install, test, what its notes say about upgrades, uninstall."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.kube import ROOT, Namespace, command, wait_until
+from tests.cluster.runs import SAVE_EVERY, SLOW, outside
+
+CHART = ROOT / "helm" / "ratchet"
+EPOCHS = 30
+
+
+@pytest.mark.timeout(600)
+def test_a_release_trains_scales_stops_resumes_and_leaves_its_checkpoints(here: Namespace, image: str,
+                                                                         tmp_path: Path) -> None:
+    here.kubectl("create", "secret", "generic", "ratchet-s3", "--from-literal=AWS_ACCESS_KEY_ID=ratchet",
+                 "--from-literal=AWS_SECRET_ACCESS_KEY=ratchet-secret")
+    here.kubectl("create", "configmap", "code", f"--from-file={SLOW}")
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(_values(here, image)))
+    job, run = here.job("digits-ratchet"), outside(here)
+
+    helm(here, "install", "digits", CHART, "--values", values)
+    step = job.wait_for_step(SAVE_EVERY, world_size=2)["step"]
+    assert "Succeeded" in helm(here, "test", "digits", "--logs", "--timeout", "120s", timeout=150)
+
+    notes = helm(here, "get", "notes", "digits")
+    follow(notes, "Scale")
+    step = job.wait_for_step(step + 5, world_size=3)["step"]
+
+    stop = follow(notes, "Stop")
+    wait_until("the job to be Suspended and its pods gone",
+               lambda: "Suspended" in job.conditions() and not job.pods(), seconds=120)
+    assert run.checkpoints()[0].step >= step
+
+    assert "the same with job.suspend=false" in notes
+    command(*shlex.split(stop.replace("job.suspend=true", "job.suspend=false")))
+    job.wait_to_succeed(seconds=240)
+
+    follow(notes, "Remove")
+    wait_until("the job to be gone", lambda: not here.get("pytorchjob")["items"], seconds=60)
+    run.must_be_complete_and_exact(epochs=EPOCHS)
+
+    # Installing again with the same run finds it complete, and ends at once.
+    helm(here, "install", "digits", CHART, "--values", values)
+    job.wait_to_succeed(seconds=120)
+    assert run.done().step == run.audit().steps
+
+
+def helm(here: Namespace, *words: object, timeout: float = 60) -> str:
+    return command("helm", "--namespace", here.name, *words, timeout=timeout)
+
+
+def follow(notes: str, title: str) -> str:
+    """Run the command that the notes give under a title, with the chart's folder for CHART; return it."""
+    match = re.search(rf"^{title} +(helm .*)$", notes, re.MULTILINE)
+    assert match, f"the notes have no command under {title}:\n{notes}"
+    line = match[1].replace("CHART", str(CHART))
+    command(*shlex.split(line))
+    return line
+
+
+def _values(here: Namespace, image: str) -> dict[str, Any]:
+    repository, _, tag = image.rpartition(":")
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Always"},
+        "job": {"rdzvConf": [{"key": "last_call_timeout", "value": "5"}]},
+        "credentials": {"existingSecret": "ratchet-s3"},
+        "config": {
+            "run": {"name": "digits"},
+            "workload": {"module": "slow_digits"},
+            "store": {"url": f"s3://ratchet/{here.name}", "endpoint": "http://s3.ratchet-infra.svc.cluster.local:8333"},
+            "train": {"epochs": EPOCHS},
+            "data": {"ledger": True},
+            "checkpoint": {"every_steps": SAVE_EVERY},
+        },
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
+        "extraVolumes": [{"name": "code", "configMap": {"name": "code"}}],
+        "extraVolumeMounts": [{"name": "code", "mountPath": "/code", "readOnly": True}],
+        "extraEnv": [{"name": "PYTHONPATH", "value": "/code"}],
+    }

@@ -1,0 +1,63 @@
+"""What a Prometheus in the cluster sees of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.parse
+import urllib.request
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.cluster.kube import Namespace, command, wait_until
+from tests.cluster.runs import SAVE_EVERY, render
+from trainer.telemetry.metrics import METRICS
+
+
+@pytest.mark.timeout(420)
+def test_prometheus_has_every_core_metric_of_every_rank_once(here: Namespace) -> None:
+    here.apply(render(here, {"train.epochs": 1000, "train.log_every_steps": 5}))
+    job = here.job()
+    job.wait_for_step(SAVE_EVERY + 5, world_size=2)
+
+    def both_pods() -> list[dict[str, Any]] | None:
+        found = query(f'{{__name__=~"ratchet_.+", namespace="{here.name}"}}')
+        by_rank = {s["rank"] for s in found if s["__name__"] == "ratchet_steps_total"}
+        saved = any(s["__name__"] == "ratchet_checkpoint_last_step" for s in found)
+        return found if by_rank == {"0", "1"} and saved else None
+
+    series = wait_until("Prometheus to have both ranks", both_pods, seconds=60)
+
+    names = {s["__name__"] for s in series}
+    # A histogram is three series. Nothing that was declared is missing, nothing else is there.
+    declared = {name for m in METRICS for name in
+                ([f"{m.full_name}_{part}" for part in ("bucket", "sum", "count")] if m.kind == "histogram" else [m.full_name])}
+    assert names == declared
+    pods = {job.worker(0), job.worker(1)}
+    for metric in METRICS:
+        if metric.kind == "histogram":
+            continue
+        mine = [s for s in series if s["__name__"] == metric.full_name]
+        if metric.by_rank:
+            # Each rank once (for each state), from the pod that it is in, and from no other.
+            times = Counter((s["rank"], s.get("state")) for s in mine)
+            assert times == Counter((rank, state) for rank in "01" for state in (metric.values or (None,))), metric.name
+            assert {s["pod"] for s in mine} == pods
+        if metric.by_pod:
+            assert {s["pod"] for s in mine} == pods, metric.name
+    identities = Counter(tuple(sorted(s.items())) for s in series)
+    assert max(identities.values()) == 1, "duplicate series"
+
+    for index in (0, 1):
+        problems = command("kubectl", "--namespace", "ratchet-infra", "exec", "--stdin", "deployment/prometheus", "--",
+                           "promtool", "check", "metrics", stdin=job.http(index, "/metrics"))
+        assert not problems
+
+
+def query(expression: str) -> list[dict[str, Any]]:
+    """The labels of the series that an expression has now."""
+    url = f"{os.environ['RATCHET_CLUSTER_PROMETHEUS_FROM_HOST']}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return [result["metric"] for result in json.load(answer)["data"]["result"]]

@@ -1,0 +1,99 @@
+"""What people and queues do to a running job: more pods, fewer pods, stop, go on, an empty node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.cluster.kube import Job, Namespace, command, wait_until
+from tests.cluster.runs import SAVE_EVERY, outside, render
+
+
+@pytest.mark.timeout(600)
+def test_the_world_follows_the_replicas_and_no_sample_is_lost(here: Namespace) -> None:
+    epochs = 30
+    here.apply(render(here, {"train.epochs": epochs}))
+    job = here.job()
+
+    step = job.wait_for_step(SAVE_EVERY, world_size=2)["step"]
+    here.kubectl("scale", "pytorchjob", "ratchet", "--replicas", 3)
+    # A save at each size, so that the ledger shows it.
+    step = job.wait_for_step(step + SAVE_EVERY + 5, world_size=3)["step"]
+    here.kubectl("scale", "pytorchjob", "ratchet", "--replicas", 2)
+    wait_until("the third pod to go", lambda: job.worker(2) not in job.pods(), seconds=120)
+    job.wait_for_step(step + 1, world_size=2)
+
+    job.wait_to_succeed(seconds=240)
+    audit = outside(here).must_be_complete_and_exact(epochs=epochs)
+    assert _in_order([2, 3, 2], audit.world_sizes), audit.world_sizes
+
+
+@pytest.mark.timeout(600)
+def test_a_suspended_job_saves_within_its_grace_and_goes_on_from_there(here: Namespace) -> None:
+    epochs = 8
+    # Nothing but the stop asks for a checkpoint.
+    here.apply(render(here, {"train.epochs": epochs, "checkpoint.every_steps": 0, "checkpoint.every_seconds": 0}))
+    job, run = here.job(), outside(here)
+    seen = job.wait_for_step(30, world_size=2)["step"]
+    assert not run.checkpoints()
+
+    suspend(here, True)
+    wait_until("the job to be Suspended and its pods gone",
+               lambda: "Suspended" in job.conditions() and not job.pods(), seconds=120)
+
+    [saved] = run.checkpoints()
+    assert saved.step >= seen
+    assert run.newest().header.world_size == 2, "it was not both ranks that stopped together"
+
+    suspend(here, False)
+    job.wait_to_succeed()
+    run.must_be_complete_and_exact(epochs=epochs)
+    assert run.resumed_at() == [saved.step]
+
+
+def suspend(here: Namespace, wanted: bool) -> None:
+    """As Kueue does."""
+    here.kubectl("patch", "pytorchjob", "ratchet", "--type", "merge", "--patch",
+                 f'{{"spec": {{"runPolicy": {{"suspend": {str(wanted).lower()}}}}}}}')
+
+
+@pytest.fixture
+def drained() -> Iterator[list[str]]:
+    """Names put into this list are nodes to give back."""
+    nodes: list[str] = []
+    yield nodes
+    for node in nodes:
+        command("kubectl", "uncordon", node)
+
+
+@pytest.mark.timeout(600)
+def test_a_drained_node_costs_no_sample(here: Namespace, drained: list[str]) -> None:
+    epochs = 10
+    here.apply(render(here, {"train.epochs": epochs}))
+    job = here.job()
+    job.wait_for_step(2 * SAVE_EVERY + 5, world_size=2)
+    node = _node(job, 1)
+    seen = job.status(0)["step"]
+
+    drained.append(node)
+    # The S3 server may live on this node, with its data; only the job's pods have to go.
+    here.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
+                 "--pod-selector", "training.kubeflow.org/job-name=ratchet", timeout=120)
+
+    wait_until("the pod on another node", lambda: job.worker(1) in job.running() and _node(job, 1) != node, seconds=120)
+    job.wait_to_succeed()
+    run = outside(here)
+    run.must_be_complete_and_exact(epochs=epochs)
+    assert seen - run.resumed_at()[0] <= SAVE_EVERY
+
+
+def _node(job: Job, index: int) -> str:
+    node: str = job.pods()[job.worker(index)]["spec"].get("nodeName", "")
+    return node
+
+
+def _in_order(wanted: Sequence[int], seen: Sequence[int]) -> bool:
+    """Whether `wanted` is what remains of `seen` when some are left out."""
+    rest = iter(seen)
+    return all(size in rest for size in wanted)
