@@ -49,7 +49,7 @@ def main() -> int:
             console.print(f"step {last}: SIGTERM to the whole job")
             code = job.terminate()
         console.print(f"         it saved and ended with exit code {code} (143: preempted, to be started again)")
-        stopped_at = job.last_saved_step()
+        stopped_at = job.last_step()
 
         with Job(settings, ranks=3, log=Path(folder) / "second.log") as job:
             job.wait_for_step(stopped_at + 1)

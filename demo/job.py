@@ -69,9 +69,9 @@ class Job:
     def lost_steps(self) -> int:
         return int(self._status()["lost_steps"])
 
-    def last_saved_step(self) -> int:
-        saved = [int(line["step"]) for line in self._lines() if line.get("event") == "checkpoint committed"]
-        return max(saved, default=0)
+    def last_step(self) -> int:
+        """The step at which the job says that it ended."""
+        return next(int(line["step"]) for line in self._lines() if line.get("event") == "finished")
 
     def evaluation(self) -> dict[str, float]:
         """Held-out means that the last evaluation logged."""

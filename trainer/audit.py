@@ -7,6 +7,7 @@ import json
 from itertools import groupby
 
 from trainer.checkpoint.ledger import Audit, LedgerError, audit
+from trainer.checkpoint.manifest import BadManifest
 from trainer.checkpoint.survey import read_manifest, survey
 from trainer.config import Config, ConfigError
 from trainer.store import open_store
@@ -17,16 +18,20 @@ def audit_run(config: Config) -> Audit:
 
     Raises:
         ConfigError: when the run has no checkpoint, or a ledger is missing or damaged.
+        StoreError: when the store does not answer.
     """
     store = open_store(config.store)
-    committed = survey(store, config.run.name).committed
-    if not committed:
-        raise ConfigError(f"run {config.run.name!r} has no checkpoint at {store.url}/{config.run.name}")
-    manifest = read_manifest(store, committed[0])
-    try:
-        return audit(store, committed[0], int(manifest.header.data["training samples"]))
-    except LedgerError as error:
-        raise ConfigError(str(error)) from None
+    for place in survey(store, config.run.name).committed:
+        try:
+            data = read_manifest(store, place).header.data
+        except BadManifest:
+            continue  # as a restore would
+        samples, batch = int(data["training samples"]), int(data["train.global_batch_size"])
+        try:
+            return audit(store, place, samples - samples % batch if data["train.drop_last"] else samples)
+        except LedgerError as error:
+            raise ConfigError(str(error)) from None
+    raise ConfigError(f"run {config.run.name!r} has no readable checkpoint at {store.url}/{config.run.name}")
 
 
 def as_json(result: Audit) -> str:

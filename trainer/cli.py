@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from trainer.config import ConfigError, Resolved, dump_toml, load
 from trainer.config.load import split_arguments
+from trainer.store import StoreError
 
 _ARGUMENTS = """\
   CONFIG                  a TOML file, or the name of a built-in workload
@@ -33,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"ratchet: error: {error}", file=sys.stderr)
         return 2
+    except StoreError as error:
+        from trainer.launch.exits import Exit
+
+        print(f"ratchet: error: {error}", file=sys.stderr)
+        return Exit.STORE_UNAVAILABLE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `ratchet config | head`

@@ -48,7 +48,10 @@ class BuildDataset(Protocol):
     """Makes the samples of a split."""
 
     def __call__(self, config: Config, split: str) -> Dataset:
-        """Return the samples of `split` ("train" or "validation"); an empty validation split is allowed."""
+        """Return the samples of `split` ("train" or "validation"); an empty validation split is allowed.
+
+        Called by every rank, and once before by the check: what is expensive belongs into `__getitem__` or a cache.
+        """
 
 
 class Collate(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import sys
 import time
@@ -53,7 +54,7 @@ def new_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 def bare(data: TensorDataset, order: list[list[int]], size: Size) -> tuple[list[float], torch.nn.Module]:
     """What a careful person writes by hand: no logging, no metrics, no checkpoint, no signals."""
     model = new_model(size)
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = new_optimizer(model)
     loader = iter(DataLoader(data, batch_sampler=order))
     times: list[float] = []
@@ -99,8 +100,8 @@ def ratchet(data: TensorDataset, sampler: Sampler, peers: Peers, metrics: RankMe
         optimizer=optimizer, peaks=schedule.peak_rates(optimizer), sampler=sampler, batches=batches,
         autocast=nullcontext, pulse=Pulse(peers, log_every=config.train.log_every_steps, stop_wanted=lambda: False,
                                           save_wanted=lambda: False),
-        metrics=metrics, save=lambda: None, evaluate=lambda: True,
-        log=lambda beat, rate, norm: reporter.beat(training.step, training.samples, beat, rate, norm), note=note,
+        metrics=metrics, save=lambda: True, evaluate=lambda: True,
+        log=lambda beat, rate, norm: reporter.beat(training.samples, beat, rate, norm), note=note,
         end=sampler.end(epochs=1, max_steps=size.steps))
     train(training)
     return times, model
@@ -118,7 +119,8 @@ def main(out: str, rounds: int, size: Size) -> None:
     sampler = Sampler(length=length, global_batch_size=size.batch * world_size, rank=rank, world_size=world_size)
     order = [list(step.samples) for step in sampler.steps(0, length)]
     results = []
-    receiver = Receiver(private_folder() / "channel", lambda _: None)
+    folder = private_folder()
+    receiver = Receiver(folder / "channel", lambda _: None)
     metrics = RankMetrics(rank=rank, local_rank=rank, world_size=world_size, sender=Sender(str(receiver.path)))
     for number in range(rounds + 1):
         found: dict[str, tuple[list[float], torch.nn.Module]] = {}
@@ -129,6 +131,7 @@ def main(out: str, rounds: int, size: Size) -> None:
         same = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs)
         results.append({name: statistics.median(times) for name, (times, _) in found.items()} | {"same": same})
     receiver.close()
+    shutil.rmtree(folder)
     if rank == 0:
         Path(out).write_text(json.dumps(results[1:]))  # the first round warms up
     dist.destroy_process_group()

@@ -96,7 +96,7 @@ class Job:
         return subprocess.Popen(
             command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             env={**inherited, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-                 "PYTHONPATH": str(ROOT), **self.environ, **(environ or {})})
+                 "PYTHONPATH": str(ROOT), "RATCHET_TEST_JOB": str(self.folder), **self.environ, **(environ or {})})
 
 
 def finish(process: subprocess.Popen[str], timeout: float = TIMEOUT) -> Ended:

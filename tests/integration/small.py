@@ -69,16 +69,19 @@ class Faults:
 class Net(nn.Module):
     def __init__(self, hidden: int, faults: Faults, *, plain: bool) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(12, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3),
-                                  nn.Linear(hidden, 2))
+        # Defined in another order than they run in, so that DistributedDataParallel, which begins with the
+        # one and goes on with the other, has its buckets to rearrange.
+        self.head = nn.Linear(hidden, 2)
+        self.body = nn.Sequential(nn.Linear(12, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3))
         if plain:  # nothing whose result depends on how a batch is cut
-            self.body = nn.Sequential(nn.Linear(12, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
+            self.body = nn.Sequential(nn.Linear(12, hidden), nn.Tanh())
+            self.double()
         self.faults = faults
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.faults.strike()
-        out: torch.Tensor = self.body(features)
+        out: torch.Tensor = self.head(self.body(features))
         return out
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from trainer.config import Config
 from trainer.store import NotFound, ObjectStore
@@ -29,10 +30,19 @@ class Done:
     """Folder of the last checkpoint in the store."""
     evaluation: Mapping[str, float]
     """Means over the validation split: `loss` and the workload's own metrics."""
+    settings: Mapping[str, Any]
+    """`order_settings` of the run."""
 
     def covers(self, config: Config) -> bool:
         """Whether nothing is left of what `config` asks for: more epochs later go on from here."""
-        return self.epochs >= config.train.epochs and self.max_steps == config.train.max_steps
+        return (self.epochs >= config.train.epochs and self.max_steps == config.train.max_steps
+                and self.settings == order_settings(config))
+
+
+def order_settings(config: Config) -> dict[str, Any]:
+    """The settings that fix the order of samples: with others, it is another run."""
+    return {"run.seed": config.run.seed, "train.global_batch_size": config.train.global_batch_size,
+            "train.drop_last": config.train.drop_last}
 
 
 def write_done(store: ObjectStore, done: Done) -> None:

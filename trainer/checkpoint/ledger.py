@@ -65,14 +65,14 @@ class EpochCount:
     seen: int
     repeated: int
     missing: int
-    """Samples of the epoch that no rank trained on (so far, in the last epoch; by wish, with drop_last)."""
+    """Samples that an epoch has and no rank trained on (so far, in the last epoch)."""
 
 
-def audit(store: ObjectStore, newest: Place, length: int) -> Audit:
+def audit(store: ObjectStore, newest: Place, expected: int) -> Audit:
     """Follow the chain from a checkpoint back to the start and count every sample.
 
     Args:
-        length: samples of the training split.
+        expected: samples of a whole epoch.
 
     Raises:
         LedgerError: when a ledger of the chain is missing, damaged or out of step.
@@ -101,7 +101,7 @@ def audit(store: ObjectStore, newest: Place, length: int) -> Audit:
         run=newest.run, steps=len(steps), checkpoints=len(places), attempts=len({p.attempt for p in places}),
         world_sizes=tuple(w for i, w in enumerate(world_sizes) if i == 0 or w != world_sizes[i - 1]),
         epochs=tuple(EpochCount(epoch, len(counts[epoch]), sum(n - 1 for n in counts[epoch].values()),
-                                length - len(counts[epoch])) for epoch in sorted(counts)))
+                                expected - len(counts[epoch])) for epoch in sorted(counts)))
 
 
 def _read(store: ObjectStore, place: Place) -> Sequence[dict[str, Any]]:

@@ -26,7 +26,7 @@ from trainer.checkpoint.manifest import BadManifest, Manifest, Object
 from trainer.checkpoint.names import attempt_name
 from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.state import OWNED, REPLICATED, TrainState, restore_random, seed_all
-from trainer.checkpoint.survey import compatible, read_manifest, refusal, survey
+from trainer.checkpoint.survey import compatible, read_manifest, survey
 from trainer.store import NotFound, ObjectStore, StoreError
 
 _log = structlog.get_logger()
@@ -68,19 +68,16 @@ class Start:
             seed_all(seed, self.step, "rank", rank)
 
 
-def begin(store: ObjectStore, run: str, peers: Peers, state: TrainState, identity: Mapping[str, Any],
-          resume: str = "auto") -> Start:
+def begin(store: ObjectStore, run: str, peers: Peers, state: TrainState, identity: Mapping[str, Any]) -> Start:
     """Restore the newest checkpoint that verifies, on all ranks, or begin cold when the run has none.
 
     Raises:
-        ConfigError: the checkpoint is of another model or other data; or there is one and `resume` is "never".
+        ConfigError: the checkpoint is of another model, optimizer or other data.
         Unreadable: there are checkpoints and none verifies.
         StoreError: the store does not answer.
     """
     found = peers.lead(lambda: survey(store, run, mend=True))
     attempt = peers.share(attempt_name(found.next_attempt, secrets.token_hex(4)))
-    if found.committed and resume == "never":
-        raise refusal(store, found.committed[0])
     for place in found.committed:
         try:
             manifest = peers.lead(partial(read_manifest, store, place))

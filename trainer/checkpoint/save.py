@@ -18,9 +18,9 @@ from trainer.checkpoint.manifest import BadManifest, Header, Manifest, Receipt, 
 from trainer.checkpoint.names import Place, parse
 from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.staging import Staging
-from trainer.checkpoint.state import TrainState, capture_random
+from trainer.checkpoint.state import TrainState, capture_random, restore_random
 from trainer.checkpoint.uploader import Staged, upload
-from trainer.store import ObjectStore, StoreError
+from trainer.store import ObjectStore, StoreError, StoreRefused, StoreUnavailable
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,22 @@ class Saved:
     seconds: float
     uploaded: int
     """Bytes that this rank wrote."""
-    problem: str
+    problem: str = ""
     """Why there is no checkpoint; empty when it is committed."""
+    reason: str = ""
+    """The kind of problem, one of `telemetry.metrics.REASONS`."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    text: str
+    reason: str
+
+    @classmethod
+    def of(cls, rank: int, error: Exception) -> _Failure:
+        reason = ("store_refused" if isinstance(error, StoreRefused)
+                  else "store_unavailable" if isinstance(error, StoreUnavailable) else "other")
+        return cls(f"rank {rank}: {error}", reason)
 
 
 class Checkpointer:
@@ -61,31 +75,34 @@ class Checkpointer:
         checkpoint: the ones before it stay as they are.
         """
         began = time.monotonic()
-        staged = self._stage(step, samples)
-        outcome: Receipt | str
+        random = capture_random()  # waiting before a retry draws a number; the training must not see that
+        staged = self._stage(step, samples, random)
+        outcome: Receipt | _Failure
         try:
             outcome = upload(self._store, staged, self._object_bytes)
         except StoreError as error:
-            outcome = f"rank {self._peers.rank}: {error}"
+            outcome = _Failure.of(self._peers.rank, error)
+        restore_random(random)
         outcomes = self._peers.gather(outcome)
-        problem = next((o for o in outcomes if isinstance(o, str)), "")
-        if not problem:
+        problem = next((o for o in outcomes if isinstance(o, _Failure)), None)
+        if problem is None:
             problem = self._peers.lead(lambda: self._commit([o for o in outcomes if isinstance(o, Receipt)]))
-        if not problem:
+        if problem is None:
             self.last = staged.place
             if self.ledger:
                 self.ledger.committed(staged.place)
         uploaded = sum(o.size for o in outcome.objects) if isinstance(outcome, Receipt) else 0
-        return Saved(staged.place, time.monotonic() - began, uploaded, problem)
+        seconds = time.monotonic() - began
+        return Saved(staged.place, seconds, uploaded, *((problem.text, problem.reason) if problem else ()))
 
-    def _commit(self, receipts: list[Receipt]) -> str:
+    def _commit(self, receipts: list[Receipt]) -> _Failure | None:
         try:
             commit(self._store, Manifest.of(receipts))
         except (StoreError, BadManifest) as error:
-            return f"rank 0: {error}"
-        return ""
+            return _Failure.of(0, error)
+        return None
 
-    def _stage(self, step: int, samples: int) -> Staged:
+    def _stage(self, step: int, samples: int, random: Mapping[str, Any]) -> Staged:
         rank, world_size = self._peers.rank, self._peers.world_size
         place = Place(self._run, step, self._attempt)
         replicated, owned = self._state.replicated(), self._state.owned()
@@ -97,6 +114,6 @@ class Checkpointer:
             place=place, rank=rank, world_size=world_size,
             replicated=self._replicated.copy(replicated, table, begin, end), begin=begin,
             owned=self._owned.copy(owned, owned_table, 0, total_bytes(owned_table) if rank == 0 else 0),
-            rank_state=json.dumps(capture_random()).encode(), header=header,
+            rank_state=json.dumps(random).encode(), header=header,
             ledger=self.ledger.encode() if self.ledger else None,
         )

@@ -78,7 +78,8 @@ class TrainState:
         scalars = {name: plain for name, (parameter, _) in self._optimized.items()
                    if (plain := {key: value for key, value in self.optimizer.state.get(parameter, {}).items()
                                  if not isinstance(value, torch.Tensor)})}
-        facts = {"groups": groups, "scalars": scalars}
+        kind = f"{type(self.optimizer).__name__} with {len(groups)} parameter group{'s' if len(groups) > 1 else ''}"
+        facts = {"optimizer": kind, "groups": groups, "scalars": scalars}
         try:
             json.dumps(facts, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -74,14 +74,8 @@ def read_manifest(store: ObjectStore, place: Place) -> Manifest:
     return manifest
 
 
-def refusal(store: ObjectStore, place: Place) -> ConfigError:
-    """What to tell a user who asked never to resume and whose run has a checkpoint."""
-    return ConfigError(f"checkpoint.resume = 'never' and run {place.run!r} has a checkpoint at"
-                       f" {store.url}/{place.folder}: set another run.name, or checkpoint.resume = 'auto'")
-
-
 def compatible(manifest: Manifest, state: TrainState, identity: Mapping[str, Any], where: str) -> None:
-    """Refuse a checkpoint of another model, or of other data.
+    """Refuse a checkpoint of another model, optimizer, or of other data.
 
     Raises:
         ConfigError: naming the first tensors or settings that differ.
@@ -92,6 +86,10 @@ def compatible(manifest: Manifest, state: TrainState, identity: Mapping[str, Any
     if changed:
         raise ConfigError(f"run {header.run!r} was begun with other data settings: {'; '.join(changed)}."
                           f" They fix the order of samples: put them back, or set another run.name ({where})")
+    mine, saved = state.facts()["optimizer"], header.facts.get("optimizer")
+    if mine != saved:
+        raise ConfigError(f"run {header.run!r} was trained with the optimizer {saved} and has {mine} now:"
+                          f" its state does not fit. Put the optimizer back, or set another run.name ({where})")
     different = list(islice(state.differences(header.replicated, header.owned), 4))
     if different:
         more = "; and more" if len(different) == 4 else ""

@@ -92,7 +92,7 @@ class Train:
     """One log line with loss, learning rate and throughput every so many steps."""
 
     deterministic: bool = True
-    """Choose deterministic kernels where torch has them (cuDNN autotuning off)."""
+    """On GPUs, choose kernels that give the same bits every time, where torch has them; a CPU always does."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,6 @@ class Checkpoint:
 
     every_seconds: float = 300.0
     """Save when so many seconds have passed since the last save; 0: no time interval."""
-
-    resume: Literal["auto", "never"] = "auto"
-    """`auto` takes the newest checkpoint that verifies; `never` refuses a run that has one."""
 
     object_mb: int = 64
     """Largest object in MiB; also the unit of reading, so the extra memory of a restore."""

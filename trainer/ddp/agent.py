@@ -12,9 +12,10 @@ import signal
 import sys
 import time
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.run import get_args_parser, run
 
 from trainer.config import ConfigError, load_for_worker
@@ -36,14 +37,17 @@ def main(argv: list[str]) -> int:
         return Exit.USER_ERROR
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
-            # A rank that chose its code has written its own report; one that was killed could not.
+            # A rank that chose its code has written its own report; one that was killed or left could not.
             if failure.exitcode < 0:
-                name = signal.Signals(-failure.exitcode).name
-                _report(128 - failure.exitcode, f"killed by {name}", rank, failure.local_rank, failure.pid,
-                        failure.timestamp)
+                code, how = 128 - failure.exitcode, f"killed by {signal.Signals(-failure.exitcode).name}"
+            elif failure.exitcode not in set(Exit):
+                code, how = Exit.USER_ERROR, f"the process ended itself with exit code {failure.exitcode}"
+            else:
+                continue
+            _report(code, how, rank, failure.local_rank, failure.pid, failure.timestamp)
         log.warning("a rank failed and no restart is left", ranks=sorted(error.failures))
         return Exit.USER_ERROR
-    except (RendezvousTimeoutError, RendezvousClosedError, RendezvousError) as error:
+    except (RendezvousError, DistError) as error:  # elastic and static rendezvous fail with one or the other
         message = f"the pods did not come together: {type(error).__name__}: {error}"
         log.warning(message)
         _report(Exit.NO_RENDEZVOUS, message, rank=-1, local_rank=-1, pid=os.getpid(), when=time.time())

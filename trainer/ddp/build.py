@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint.done import order_settings
 from trainer.checkpoint.state import seed_all
 from trainer.config import Config, ConfigError
 from trainer.ddp.sampler import Sampler
@@ -49,9 +50,7 @@ def build_sampler(config: Config, length: int, rank: int, world_size: int) -> Sa
 
 def identity(config: Config, length: int) -> Mapping[str, Any]:
     """What fixes the order of samples; a resume with another value would repeat or lose some."""
-    return {"training samples": length, "run.seed": config.run.seed,
-            "train.global_batch_size": config.train.global_batch_size,
-            "train.drop_last": config.train.drop_last}
+    return {"training samples": length, **order_settings(config)}
 
 
 def build_model(plugins: Plugins, config: Config) -> torch.nn.Module:

@@ -14,7 +14,7 @@ import torch
 
 from trainer.checkpoint.manifest import BadManifest
 from trainer.checkpoint.state import TrainState
-from trainer.checkpoint.survey import compatible, read_manifest, refusal, survey
+from trainer.checkpoint.survey import compatible, read_manifest, survey
 from trainer.config import Config, load_for_worker
 from trainer.ddp.build import build_datasets, build_model, build_optimizer, build_sampler, identity
 from trainer.ddp.ending import guarded
@@ -40,8 +40,6 @@ def check(config: Config) -> None:
             manifest = read_manifest(store, place)
         except BadManifest:
             continue  # the restore says so and takes an older one
-        if config.checkpoint.resume == "never":
-            raise refusal(store, place)
         compatible(manifest, state, identity(config, len(train)), f"{store.url}/{place.folder}")
         return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -65,7 +64,7 @@ def _load(dataset: _Samples, keys: Iterable[list[tuple[int, int]]], collate: Col
         num_workers=workers,
         pin_memory=pinned,
         # A generator of its own: without one, the loader draws from the global one that dropout uses.
-        generator=torch.Generator().manual_seed(random.Random(0).getrandbits(32)),
+        generator=torch.Generator().manual_seed(0),
     )
     for batch in loader:
         yield to_device(batch, device) if pinned else batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -20,20 +21,29 @@ _PEER_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset 
 _LONGEST_TRACE = 2000
 
 
-def guarded(body: Callable[[], Exit | None], *, where: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)) -> int:
+@dataclass(frozen=True)
+class Ending:
+    """How a rank came to its end without an error."""
+
+    code: Exit
+    message: str = ""
+
+
+def guarded(body: Callable[[], Ending | None], *, where: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)) -> int:
     """Run `body` and return the exit code; leave a report when it is not 0.
 
     Args:
         where: (rank, local rank, steps finished) at the time of the error.
     """
     try:
-        code, message, trace = body() or Exit.DONE, "", ""
+        ending = body() or Ending(Exit.DONE)
+        code, message, trace = ending.code, ending.message, ""
     except BaseException as error:  # noqa: BLE001  # the last place that can turn an error into a code
         code, message = _read(error)
         trace = "" if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
     if code is not Exit.DONE:
         rank, local_rank, step = where()
-        if message:
+        if trace or code is not Exit.PREEMPTED:
             get_logger().error(message, step=step, exit=f"{code.value} {code.name.lower()}",
                                **({"exception": trace} if trace else {}))
         write_report(Report(code=int(code), rank=rank, local_rank=local_rank, pid=os.getpid(), step=step,

@@ -33,10 +33,12 @@ class Training:
     autocast: Callable[[], Any]
     pulse: Pulse
     metrics: RankMetrics
-    save: Callable[[], None]
+    save: Callable[[], bool]
+    """Saves and returns whether the checkpoint is committed."""
     evaluate: Callable[[], bool]
     """Evaluates and returns whether it ran to its end."""
     log: Callable[[Beat, float, torch.Tensor | None], None]
+    """Gets a beat, the learning rate and the newest gradient norm."""
     note: Callable[[Step], None]
     """Writes the step into the ledger."""
     samples: int = 0
@@ -57,8 +59,10 @@ def train(t: Training) -> bool:
     total_steps = t.sampler.number(t.end)
     batches = _timed(t.batches(t.sampler.steps(t.samples, t.end)), t.metrics)
     saved_at = t.step = t.sampler.number(t.samples)
-    norm: torch.Tensor | None = None
+    rate, norm = 0.0, None
     t.model.train()
+    if _border(t) and not t.complete and not t.evaluate():  # it ended between that epoch's save and its evaluation
+        return False
     for step in t.sampler.steps(t.samples, t.end):
         began = time.monotonic()
         rate = schedule.apply(t.optimizer, t.peaks, schedule.factor(step.number, total_steps, t.config.schedule))
@@ -76,18 +80,25 @@ def train(t: Training) -> bool:
             t.log(beat, rate, norm)
 
         stop = beat is not None and beat.stop
-        due = (beat is not None and beat.save) or _due(t.step, checkpoint.every_steps)
-        if due or stop or t.complete:
-            t.save()
+        # A beat that wished to save before the last save was made is answered already.
+        due = (beat is not None and beat.save and beat.step > saved_at) or _due(t.step, checkpoint.every_steps)
+        if (due or stop or t.complete) and t.save():
             saved_at = t.step
-        if step.ends_epoch and _due(step.epoch + 1, config.evaluate_every_epochs) and not stop and not t.complete:
+        if _border(t) and not stop and not t.complete:
             stop = not t.evaluate()
             if stop and saved_at != t.step:
                 t.save()
         if stop:
             break
-    t.pulse.finish()
+    if beat := t.pulse.finish():
+        t.log(beat, rate, norm)
     return t.complete
+
+
+def _border(t: Training) -> bool:
+    """Whether an epoch that is to be evaluated has just ended."""
+    epochs, rest = divmod(t.samples, t.sampler.samples_per_epoch)
+    return rest == 0 and epochs > 0 and _due(epochs, t.config.train.evaluate_every_epochs)
 
 
 def _norm(model: torch.nn.Module, clip: float) -> torch.Tensor:

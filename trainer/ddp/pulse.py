@@ -17,14 +17,17 @@ import torch.distributed as dist
 from trainer.checkpoint.peers import Peers
 
 _PERIOD_SECONDS = 0.25
-"""How late, at most, a signal is heard, unless a step takes longer."""
-_MOST_STEPS = 64
+"""How late a signal is heard, while steps take as long as they did."""
+_MOST_STEPS = 8
+"""Steps between two beats, so that a pace that falls all at once delays a beat by few steps."""
 
 
 @dataclass(frozen=True)
 class Beat:
     """What all ranks agreed on, the same on every rank."""
 
+    step: int
+    """Steps that were finished when it began."""
     stop: bool
     save: bool
     """The save interval in seconds is over, by rank 0's clock."""
@@ -45,7 +48,7 @@ class Pulse:
                  save_wanted: Callable[[], bool]) -> None:
         self._peers, self._log_every = peers, log_every
         self._stop_wanted, self._save_wanted = stop_wanted, save_wanted
-        self._pending: tuple[torch.Tensor, dist.Work] | None = None
+        self._pending: tuple[int, torch.Tensor, dist.Work] | None = None
         self._loss: torch.Tensor | None = None
         self._samples = 0
         self._interval, self._waited = 1, 0
@@ -63,14 +66,14 @@ class Pulse:
         beat = self._collect()
         self._waited += 1
         if self._waited >= self._interval or number % self._log_every == 0:
-            self._start()
+            self._start(number)
         return beat
 
     def finish(self) -> Beat | None:
         """Wait for the beat under way, so that no rank leaves while another still needs it."""
         return self._collect()
 
-    def _start(self) -> None:
+    def _start(self, number: int) -> None:
         now = time.monotonic()
         seconds = (now - self._clock) / self._waited
         self._clock, self._waited = now, 0
@@ -82,16 +85,16 @@ class Pulse:
         self._loss, self._samples = None, 0
         work = dist.all_reduce(values, group=self._peers.group, async_op=True)
         assert work is not None
-        self._pending = (values, work)
+        self._pending = (number, values, work)
 
     def _collect(self) -> Beat | None:
         if self._pending is None:
             return None
-        values, work = self._pending
+        number, values, work = self._pending
         self._pending = None
         work.wait()
         stop, save, seconds, samples, loss = values.tolist()
         # Computed from the sum that every rank holds, so all ranks beat at the same steps.
         mean = seconds / self._peers.world_size
         self._interval = max(1, min(_MOST_STEPS, int(_PERIOD_SECONDS / mean))) if mean > 0 else _MOST_STEPS
-        return Beat(stop > 0, save > 0, loss / samples if samples else float("nan"))
+        return Beat(number, stop > 0, save > 0, loss / samples if samples else float("nan"))

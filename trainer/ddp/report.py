@@ -40,19 +40,19 @@ class Reporter:
                            epoch=samples // self._sampler.samples_per_epoch,
                            **({"checkpoint": restored} if restored else {}))
 
-    def beat(self, step: int, samples: int, beat: Beat, rate: float, norm: torch.Tensor | None) -> None:
-        """A beat came in after `step` steps and `samples` samples of the whole job."""
+    def beat(self, samples: int, beat: Beat, rate: float, norm: torch.Tensor | None) -> None:
+        """A beat came in, when the whole job has consumed `samples` samples."""
         if self._rank != 0:
             return
         self._metrics.set("loss", beat.loss)
         self._metrics.set("learning_rate", rate)
         if norm is not None:
             self._metrics.set("grad_norm", float(norm))
-        if (step - 1) % self._log_every == 0 and step > 1:  # the beat of step n comes in after step n + 1
+        if beat.step % self._log_every == 0:
             now = time.monotonic()
             speed = (samples - self._samples) / max(now - self._clock, 1e-9)
             self._clock, self._samples = now, samples
-            self._log.info("step", step=step - 1, epoch=(samples - 1) // self._sampler.samples_per_epoch,
+            self._log.info("step", step=beat.step, epoch=(samples - 1) // self._sampler.samples_per_epoch,
                            loss=round(beat.loss, 6), learning_rate=rate, samples_per_second=round(speed, 1))
 
     def saved(self, saved: Saved, where: str) -> None:
@@ -63,7 +63,7 @@ class Reporter:
         self._metrics.add("checkpoint_attempts_total")
         step = saved.place.step
         if saved.problem:
-            self._metrics.add("checkpoint_failures_total", reason="store_unavailable")
+            self._metrics.add("checkpoint_failures_total", reason=saved.reason)
             self._log.error("checkpoint not saved, the one before it stays", step=step, reason=saved.problem)
             return
         self._metrics.set("checkpoint_last_step", step)

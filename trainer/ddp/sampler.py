@@ -60,7 +60,8 @@ class MicroBatch(NamedTuple):
 
     samples: tuple[int, ...]
     counts: bool
-    """False for a stand-in: it keeps the rank in step with the others and weighs nothing."""
+    """False for a stand-in: it keeps the rank in step and weighs nothing in loss and gradient (SyncBatchNorm's
+    shared statistics do see it)."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from trainer.checkpoint import restore
-from trainer.checkpoint.done import Done, write_done
+from trainer.checkpoint.done import Done, order_settings, write_done
 from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.save import Checkpointer
 from trainer.checkpoint.state import TrainState, capture_random, restore_random
@@ -24,13 +22,13 @@ from trainer.config import Config, load_for_worker
 from trainer.ddp import build, schedule
 from trainer.ddp.accumulate import accumulate
 from trainer.ddp.data import evaluation_batches, training_batches
-from trainer.ddp.ending import guarded
+from trainer.ddp.ending import Ending, guarded
 from trainer.ddp.evaluate import evaluate
 from trainer.ddp.loop import Training, train
 from trainer.ddp.process import Rank, StopRequest, die_with_parent, process_group
 from trainer.ddp.pulse import Pulse
 from trainer.ddp.report import Reporter
-from trainer.ddp.wrap import pick_device, settle_buckets, wrap
+from trainer.ddp.wrap import pick_device, set_deterministic, settle_buckets, wrap
 from trainer.launch.exits import Exit
 from trainer.plugins import load_plugins
 from trainer.store import StoreUnavailable, open_store
@@ -39,6 +37,7 @@ from trainer.telemetry.channel import Sender
 from trainer.telemetry.metrics import RankMetrics
 
 _FINAL_TRIES = 3
+_STORE_SECONDS = 900.0
 
 
 class Worker:
@@ -50,24 +49,24 @@ class Worker:
                                    sender=Sender.from_environment())
         self.plugins = load_plugins(config)
         self.device = pick_device(rank.local_rank, config.parallel.backend)
-        torch.backends.cudnn.benchmark = not config.train.deterministic
+        set_deterministic(config.train.deterministic, self.device)
         self.stop = StopRequest()
         self.saved_at = time.monotonic()
         self.training: Training | None = None
 
-    def run(self) -> Exit:
+    def run(self) -> Ending:
         with process_group(self.rank, self.device, self.config.parallel.timeout_seconds):
             self._build()
             training = self._restore()
             self.stop.install()
-            if not train(training):
-                self.metrics.enter("shutdown")
-                return Exit.PREEMPTED
-            return self._finish(training)
+            if train(training):
+                return self._finish(training)
+            return self._stop(training)
 
     def _build(self) -> None:
         config, rank = self.config, self.rank
-        self.peers = Peers(config.parallel.timeout_seconds)
+        # Longer than any operation on the store can take: a rank whose store is slow must not lose its peers.
+        self.peers = Peers(max(config.parallel.timeout_seconds, _STORE_SECONDS))
         self.train_split, self.validation_split = build.build_datasets(self.plugins, config)
         self.sampler = build.build_sampler(config, len(self.train_split), rank.rank, rank.world_size)
         self.autocast = build.autocast(config, self.device)
@@ -85,7 +84,7 @@ class Worker:
         self.store = open_store(config.store)
         identity = build.identity(config, len(self.train_split))
         state = TrainState(self.model.module, self.optimizer)
-        start = restore.begin(self.store, config.run.name, self.peers, state, identity, config.checkpoint.resume)
+        start = restore.begin(self.store, config.run.name, self.peers, state, identity)
         self.checkpointer = Checkpointer(
             store=self.store, peers=self.peers, state=state, run=config.run.name, attempt=start.attempt,
             parent=start.parent, identity=identity, config=asdict(config),
@@ -96,7 +95,7 @@ class Worker:
             config=config, plugins=self.plugins, model=self.model, optimizer=self.optimizer, peaks=self.peaks,
             sampler=self.sampler, batches=self._batches, autocast=self.autocast, pulse=pulse, metrics=self.metrics,
             save=self._save, evaluate=lambda: self._evaluate() is not None,
-            log=lambda beat, rate, norm: self.reporter.beat(training.step, training.samples, beat, rate, norm),
+            log=lambda beat, rate, norm: self.reporter.beat(training.samples, beat, rate, norm),
             note=self._note, samples=start.samples,
             end=self.sampler.end(epochs=config.train.epochs, max_steps=config.train.max_steps))
         if self.rank.world_size > 2 and not training.complete:
@@ -122,13 +121,14 @@ class Worker:
         every = self.config.checkpoint.every_seconds
         return every > 0 and time.monotonic() - self.saved_at >= every
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
         assert self.training is not None
         self.metrics.enter("checkpoint")
         saved = self.checkpointer.save(self.training.step, self.training.samples)
         self.saved_at = time.monotonic()
         self.reporter.saved(saved, f"{self.store.url}/{saved.place.folder}")
         self.metrics.enter("compute")
+        return not saved.problem
 
     def _evaluate(self) -> dict[str, float] | None:
         assert self.training is not None
@@ -147,24 +147,39 @@ class Worker:
         self.metrics.enter("compute")
         return means
 
-    def _finish(self, training: Training) -> Exit:
-        """Make sure that the end is durable, measure it, and leave the mark that the run is complete."""
-        tries = 0
-        while self.checkpointer.last is None or self.checkpointer.last.step != training.step:
-            if tries == _FINAL_TRIES:
-                raise StoreUnavailable("the run is complete but its last checkpoint could not be saved")
-            tries += 1
+    def _is_saved(self, training: Training) -> bool:
+        """Whether the state as it is now is committed; what is not is tried again."""
+        for _ in range(_FINAL_TRIES):
+            if self.checkpointer.last is not None and self.checkpointer.last.step == training.step:
+                return True
             self._save()
+        return self.checkpointer.last is not None and self.checkpointer.last.step == training.step
+
+    def _stop(self, training: Training) -> Ending:
+        """Stop early, with the last step in the store if it takes it."""
+        self._is_saved(training)
+        self.metrics.enter("shutdown")
+        self.metrics.flush(force=True)
+        last = self.checkpointer.last.step if self.checkpointer.last else None
+        return Ending(Exit.PREEMPTED, f"stopped at step {training.step}, " + (
+            "which is saved" if last == training.step else f"the last checkpoint is that of step {last}"
+            if last is not None else "without any checkpoint"))
+
+    def _finish(self, training: Training) -> Ending:
+        """Make sure that the end is durable, measure it, and leave the mark that the run is complete."""
+        if not self._is_saved(training):
+            raise StoreUnavailable("the run is complete but its last checkpoint could not be saved")
         means = self._evaluate()
         if means is None:
-            return Exit.PREEMPTED
+            return self._stop(training)
         self.metrics.enter("shutdown")
+        assert self.checkpointer.last is not None
         done = Done(run=self.config.run.name, epochs=self.config.train.epochs, max_steps=self.config.train.max_steps,
                     step=training.step, samples=training.samples, checkpoint=self.checkpointer.last.folder,
-                    evaluation=means)
+                    evaluation=means, settings=order_settings(self.config))
         self.peers.lead(lambda: write_done(self.store, done))
         self.metrics.flush(force=True)
-        return Exit.DONE
+        return Ending(Exit.DONE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -173,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
     rank = Rank.from_environment()
     worker: Worker | None = None
 
-    def run() -> Exit:
+    def run() -> Ending:
         nonlocal worker
         config = load_for_worker(argv)
         logs.configure(config.log, run=config.run.name, rank=rank.rank, local_rank=rank.local_rank,

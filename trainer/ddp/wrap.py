@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,17 @@ def pick_device(local_rank: int, backend: str) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def set_deterministic(wanted: bool, device: torch.device) -> None:
+    """On a GPU, choose kernels that give the same bits every time, where torch has them; a CPU always does."""
+    if device.type != "cuda":
+        return
+    torch.backends.cudnn.benchmark = not wanted
+    torch.backends.cudnn.deterministic = wanted
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it, before its first use
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def wrap(model: torch.nn.Module, device: torch.device, config: Config) -> DistributedDataParallel:

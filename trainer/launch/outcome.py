@@ -59,7 +59,7 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
         name = signal.Signals(signal_received).name
         saved = _preempted(last)
         if saved is not None:
-            return Outcome(code, f"{name}: stopped at step {saved.step} after a checkpoint", saved)
+            return Outcome(code, f"{name}: {saved.message}", saved)
         return Outcome(code, f"{name}: stopped without a new checkpoint; the last committed one counts")
     root = next((report for report in last if report.code not in (Exit.DONE, Exit.PEER_LOST)),
                 next((report for report in last if report.code == Exit.PEER_LOST), None))

@@ -116,10 +116,16 @@ class _Signals:
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
         """Within, a signal ends what the main thread is waiting for (a store that does not answer)."""
+        if self.received:
+            raise _Stopped
+        with self.hurrying():
+            yield
+
+    @contextlib.contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Within, a further signal ends what the main thread is waiting for."""
         self._raising = True
         try:
-            if self.received:
-                raise _Stopped
             yield
         finally:
             self._raising = False
@@ -225,8 +231,10 @@ class _Supervisor:
         self.phase = "training"
         returncode = self._child([*self.commands.agent, *self.plan.torchrun_arguments, *self.commands.worker],
                                  watch_reports=True)
-        with contextlib.suppress(StoreError):  # then the ranks' own word has to do
-            self.done = self._read_done(store)
+        if self._permanent_report() is None:
+            # In a hurry, since the grace period may be running; without an answer the ranks' own word has to do.
+            with contextlib.suppress(StoreError, _Stopped), self.signals.hurrying():
+                self.done = self._read_done(store.impatient())
         return decide(returncode, self.signals.first, self._reports(), done=self.done is not None,
                       round_began=self.metrics.round_began())
 

@@ -77,6 +77,9 @@ class ObjectStore(Protocol):
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
 
+    def impatient(self) -> ObjectStore:
+        """The same store, which gives up within seconds: for who has little time left."""
+
     def probe(self) -> None:
         """Check once, before training, that reading, writing, conditional writing, listing and
         deleting are allowed and that the endpoint is an object store at all. Leaves nothing behind.

@@ -55,6 +55,10 @@ PROBING = Patience(attempts=2, connect_seconds=2.0, read_seconds=5.0)
 """A wrong endpoint is told within seconds."""
 
 
+_jitter = random.SystemRandom()
+"""Not the global generator, whose state belongs to the training and its checkpoints."""
+
+
 class S3Store:
     """An `ObjectStore` in an S3 bucket, below a prefix.
 
@@ -146,9 +150,12 @@ class S3Store:
         self._call("delete", key, lambda s3: s3.delete_object(**request))
 
     def probe(self) -> None:
+        self._conditional_puts = _probe.exercise(self.impatient())
+
+    def impatient(self) -> S3Store:
         quick = copy.copy(self)
         quick._patience, quick._client = PROBING, self._server.connect(PROBING)
-        self._conditional_puts = _probe.exercise(quick)
+        return quick
 
     def _full(self, key: str) -> str:
         return self._prefix + check_key(key, self.url)
@@ -159,7 +166,7 @@ class S3Store:
         renew = False
         for attempt in range(self._patience.attempts):
             if cause is not None:
-                time.sleep(random.uniform(0, min(0.05 * 2**attempt, 5.0)))
+                time.sleep(_jitter.uniform(0, min(0.05 * 2**attempt, 5.0)))
             try:
                 if renew:
                     self._client = self._server.renew(self._patience)

@@ -22,7 +22,8 @@ _MAX_PATH = 107
 """Bytes of a socket path that Linux takes (`sun_path` less its final zero)."""
 
 _RECEIVE_BUFFER = 1 << 20
-_MAX_DATAGRAM = 1 << 16
+MAX_DATAGRAM = 1 << 16
+"""Bytes that the pod takes in at once."""
 
 
 class Sender:
@@ -73,7 +74,7 @@ class Receiver:
 
     def _run(self) -> None:
         # After the shutdown the queue is still read to its end; then recv returns nothing.
-        while data := self._socket.recv(_MAX_DATAGRAM):
+        while data := self._socket.recv(MAX_DATAGRAM):
             try:
                 self._take(data)
             except Exception:  # noqa: BLE001 - one strange datagram must not end the metrics of the pod

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, ParamSpec, get_args
 
-from trainer.telemetry.channel import Sender
+from trainer.telemetry.channel import MAX_DATAGRAM, Sender
 from trainer.telemetry.logs import get_logger
 
 PREFIX = "ratchet_"
@@ -26,8 +26,8 @@ State = Literal["init", "restore", "data_wait", "compute", "checkpoint", "eval",
 
 STATES: tuple[State, ...] = get_args(State)
 
-REASONS = ("store_unavailable", "store_refused", "incomplete", "other")
-"""Why a save failed. `incomplete`: another rank's part did not come."""
+REASONS = ("store_unavailable", "store_refused", "other")
+"""Why a save failed."""
 
 BUCKETS = (0.005, 0.015, 0.05, 0.15, 0.5, 1.5, 5.0, 15.0, 60.0, 300.0)
 """Upper bounds of step durations in seconds."""
@@ -63,13 +63,13 @@ METRICS = (
     Metric("world_size", "gauge", "Ranks of the whole job."),
     Metric("steps_total", "counter", "Optimizer steps this rank has finished, repeated ones included.", ("rank",)),
     Metric("samples_total", "counter", "Samples this rank has trained on, repeated ones included.", ("rank",)),
-    Metric("step_duration_seconds", "histogram", "Time from one optimizer step to the next.", ("rank",)),
+    Metric("step_duration_seconds", "histogram", "Time of an optimizer step, from its data to the update.", ("rank",)),
     Metric("time_seconds_total", "counter", "Time of this rank by what it was spent on.", ("rank", "state"), STATES),
     Metric("last_step_timestamp_seconds", "gauge", "When this rank finished its last step.", ("rank",)),
     Metric("loss", "gauge", "Training loss, mean over the global batches since the last beat (a quarter of a second)."),
     Metric("learning_rate", "gauge", "Learning rate of the last step."),
     Metric("grad_norm", "gauge", "Global gradient norm before clipping, at the last step that was logged."),
-    Metric("checkpoint_attempts_total", "counter", "Saves begun; counted by rank 0."),
+    Metric("checkpoint_attempts_total", "counter", "Saves tried; counted by rank 0."),
     Metric("checkpoint_failures_total", "counter", "Saves that were not committed; counted by rank 0.",
            ("reason",), REASONS),
     Metric("checkpoint_bytes_total", "counter", "Bytes of checkpoints written by the ranks of this pod."),
@@ -212,7 +212,7 @@ class RankMetrics:
             return
         current = ("time_seconds_total", self._state)
         values = {**self._values, current: self._values[current] + now - self._since}
-        self._sender.send(json.dumps({
+        packet = {
             **self._identity,
             "at": now,
             "state": self._state,
@@ -222,7 +222,12 @@ class RankMetrics:
             "buckets": self._buckets,
             "seconds": self._seconds,
             "info": self._info,
-        }, default=str).encode())
+        }
+        data = json.dumps(packet, default=str).encode()
+        if len(data) > MAX_DATAGRAM:
+            _warn_once("info", f"the facts for /status have {len(data)} bytes, {MAX_DATAGRAM} can be sent")
+            data = json.dumps({**packet, "info": {}}).encode()
+        self._sender.send(data)
 
 
 def _declared(name: str, kind: str) -> Metric:

@@ -31,7 +31,7 @@ POINTS = [
 @pytest.fixture(scope="module")
 def reference(make_module_job: MakeJob, module_store: ObjectStore) -> dict[int, dict[str, bytes]]:
     """The tensors at every saved step of a run to which nothing happened."""
-    assert make_module_job(name="reference").torchrun(2, checkpoint__resume="never").code == 0
+    assert make_module_job(name="reference").torchrun(2).code == 0
     return {p.step: contents(module_store, p) for p in survey(module_store, "reference").committed}
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.checkpoint.done import Done, read_done, write_done
+from trainer.checkpoint.done import Done, order_settings, read_done, write_done
 from trainer.config import Config
 from trainer.config.tree import Train
 from trainer.store import ObjectStore
 
 DONE = Done(run="r", epochs=3, max_steps=0, step=9, samples=72, checkpoint="r/step-000000009/000001-aaaaaaaa",
-            evaluation={"loss": 0.5, "accuracy": 0.9})
+            evaluation={"loss": 0.5, "accuracy": 0.9}, settings=order_settings(Config()))
 
 
 def test_the_mark_comes_back(store: ObjectStore) -> None:
@@ -35,6 +35,7 @@ def test_a_mark_that_cannot_be_read_is_none(data: bytes, store: ObjectStore) -> 
 
 
 @pytest.mark.parametrize(("train", "covered"), [
-    (Train(epochs=3), True), (Train(epochs=2), True), (Train(epochs=4), False), (Train(epochs=3, max_steps=5), False)])
+    (Train(epochs=3), True), (Train(epochs=2), True), (Train(epochs=4), False), (Train(epochs=3, max_steps=5), False),
+    (Train(epochs=3, global_batch_size=32), False)])
 def test_more_epochs_than_were_done_go_on(train: Train, covered: bool) -> None:
     assert DONE.covers(Config(train=train)) == covered

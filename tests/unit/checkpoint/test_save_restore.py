@@ -121,11 +121,12 @@ def test_a_checkpoint_of_other_data_is_refused_with_the_settings_that_changed(st
         restore.begin(store, "r", alone, training(), {**IDENTITY, "run.seed": 1})
 
 
-def test_resume_never_refuses_a_run_that_has_a_checkpoint(store: ObjectStore, alone: Peers) -> None:
-    restore.begin(store, "r", alone, training(), IDENTITY, resume="never")
-    checkpointer(store, alone, training()).save(1, 8)
-    with pytest.raises(ConfigError, match="never"):
-        restore.begin(store, "r", alone, training(), IDENTITY, resume="never")
+def test_a_checkpoint_of_another_optimizer_is_refused(store: ObjectStore, alone: Peers) -> None:
+    state = training()
+    checkpointer(store, alone, state).save(1, 8)
+    other = TrainState(state.model, torch.optim.SGD(state.model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="Adam with 1 parameter group and has SGD with 1 parameter group now"):
+        restore.begin(store, "r", alone, other, IDENTITY)
 
 
 class Failing:
@@ -196,17 +197,17 @@ def test_the_audit_counts_the_samples_of_the_chain_only(store: ObjectStore, alon
     assert second.ledger is not None
     second.ledger.note(1, 0, (0, 4))
     newest = second.save(2, 5).place
-    result = audit(store, newest, length=5)
+    result = audit(store, newest, expected=5)
     assert (result.steps, result.checkpoints, result.attempts, result.exact) == (2, 2, 2, True)
     assert [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(5, 0, 0)]
-    assert audit(store, lost, length=5).attempts == 1
+    assert audit(store, lost, expected=5).attempts == 1
 
 
 def test_a_sample_seen_twice_is_counted(store: ObjectStore, alone: Peers) -> None:
     writer = checkpointer(store, alone, training(), ledger=True)
     assert writer.ledger is not None
     writer.ledger.note(0, 0, (1, 1, 2))
-    result = audit(store, writer.save(1, 3).place, length=3)
+    result = audit(store, writer.save(1, 3).place, expected=3)
     assert not result.exact
     assert [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(2, 1, 1)]
 
@@ -214,7 +215,7 @@ def test_a_sample_seen_twice_is_counted(store: ObjectStore, alone: Peers) -> Non
 def test_an_audit_without_ledgers_says_which_setting_makes_them(store: ObjectStore, alone: Peers) -> None:
     place = checkpointer(store, alone, training()).save(1, 8).place
     with pytest.raises(LedgerError, match=r"data\.ledger = true"):
-        audit(store, place, length=8)
+        audit(store, place, expected=8)
 
 
 def test_a_hostile_manifest_is_refused_and_runs_nothing(store: ObjectStore, alone: Peers) -> None:

@@ -17,10 +17,10 @@ def report(code, *, time=10.0, rank=0, step=7, message=""):
     (0, None, [], True, 0, "the run is complete"),
     (0, None, [], False, 0, "the run is complete"),
     # It was told to stop.
-    (1, TERM, [report(143)], False, 143, "SIGTERM: stopped at step 7 after a checkpoint"),
-    (1, INT, [report(143)], False, 130, "SIGINT: stopped at step 7 after a checkpoint"),
+    (1, TERM, [report(143)], False, 143, "SIGTERM: code 143"),
+    (1, INT, [report(143)], False, 130, "SIGINT: code 143"),
     (1, TERM, [], False, 143, "SIGTERM: stopped without a new checkpoint"),
-    (0, TERM, [report(143)], False, 143, "SIGTERM: stopped at step 7 after a checkpoint"),
+    (0, TERM, [report(143)], False, 143, "SIGTERM: code 143"),
     (0, TERM, [], False, 143, "SIGTERM: stopped without a new checkpoint"),
     (-KILL, TERM, [], False, 143, "SIGTERM: stopped without a new checkpoint"),
     (1, TERM, [report(161)], False, 143, "SIGTERM: stopped without a new checkpoint"),

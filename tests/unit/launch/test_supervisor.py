@@ -34,7 +34,7 @@ from pathlib import Path
 from trainer.config import load_for_worker
 from trainer.launch.exits import Report, write_report
 from trainer.store import open_store
-from trainer.checkpoint.done import Done, write_done
+from trainer.checkpoint.done import Done, order_settings, write_done
 from trainer.telemetry.channel import Sender
 from trainer.telemetry.metrics import RankMetrics
 
@@ -46,7 +46,8 @@ def report(code, message="", step=7):
 
 def finish():
     write_done(open_store(config.store), Done(run=config.run.name, epochs=config.train.epochs, max_steps=0, step=30,
-               samples=99, checkpoint="digits/step-000000030/x", evaluation={"accuracy": 0.975}))
+               samples=99, checkpoint="digits/step-000000030/x", evaluation={"accuracy": 0.975},
+               settings=order_settings(config)))
 
 def wait_for(name):
     while not (here / name).exists():
@@ -176,7 +177,7 @@ def test_a_check_that_crashes_ends_with_its_signal(supervise, tmp_path):
 
 STOPPABLE = """
 def stop(*_):
-    report(143, step=12)
+    report(143, "stopped at step 12, which is saved", step=12)
     sys.exit(1)  # as torchrun does, whatever its ranks said
 signal.signal(signal.SIGTERM, stop)
 (here / "ready").touch()
@@ -190,7 +191,7 @@ def test_a_signal_is_passed_on_as_sigterm_and_decides_the_code(supervise, number
     run.wait_for_file("ready")
     run.process.send_signal(number)
     assert run.end() == code
-    assert run.last["reason"] == f"{signal.Signals(number).name}: stopped at step 12 after a checkpoint"
+    assert run.last["reason"] == f"{signal.Signals(number).name}: stopped at step 12, which is saved"
     assert run.last["step"] == 12
 
 

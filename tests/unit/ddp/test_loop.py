@@ -1,0 +1,131 @@
+"""The loop's decisions: when it saves, evaluates and stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.checkpoint.peers import Peers
+from trainer.config import Config
+from trainer.config.tree import Checkpoint, Train
+from trainer.ddp import schedule
+from trainer.ddp.loop import Training, train
+from trainer.ddp.pulse import Beat
+from trainer.ddp.sampler import Sampler, Step
+from trainer.plugins import Plugins
+from trainer.telemetry.metrics import RankMetrics
+
+
+class ScriptedPulse:
+    """Says at the end of a step what it was asked for at the end of the step before."""
+
+    def __init__(self, *, save: Callable[[int], bool] = lambda n: False, stop: Callable[[int], bool] = lambda n: False):
+        self._save, self._stop, self._pending = save, stop, None
+
+    def step(self, number: int, _loss: torch.Tensor, _samples: int) -> Beat | None:
+        beat, self._pending = self._pending, Beat(number, self._stop(number), self._save(number), 0.0)
+        return beat
+
+    def finish(self) -> Beat | None:
+        return self._pending
+
+
+class Run:
+    """Six steps an epoch, and what the loop did when."""
+
+    def __init__(self, *, pulse: Any = None, epochs: int = 2, start: int = 0, every_steps: int = 0,
+                 commits: Callable[[int], bool] = lambda n: True, evaluates: bool = True) -> None:
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sampler = Sampler(length=24, global_batch_size=4)
+        self.saved: list[int] = []
+        self.evaluated: list[int] = []
+        self.logged: list[int] = []
+
+        def save() -> bool:
+            self.saved.append(t.step)
+            return commits(len(self.saved))
+
+        def evaluate() -> bool:
+            self.evaluated.append(t.step)
+            return evaluates
+
+        def loss(net: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int, dict[str, Any]]:
+            return net(batch).sum(), len(batch), {}
+
+        def batches(steps: Iterator[Step]) -> Iterator[torch.Tensor]:
+            return (torch.ones(len(micro.samples), 2) for step in steps for micro in step.micro_batches)
+
+        t = self.training = Training(
+            config=Config(train=Train(epochs=epochs), checkpoint=Checkpoint(every_steps=every_steps)),
+            plugins=Plugins(None, None, loss, None, None, loss),  # type: ignore[arg-type]
+            model=model, optimizer=optimizer, peaks=schedule.peak_rates(optimizer), sampler=sampler, batches=batches,
+            autocast=nullcontext, pulse=pulse or ScriptedPulse(),
+            metrics=RankMetrics(rank=0, local_rank=0, world_size=1, sender=None), save=save, evaluate=evaluate,
+            log=lambda beat, _rate, _norm: self.logged.append(beat.step), note=lambda step: None, samples=start * 4,
+            end=sampler.end(epochs=epochs))
+        self.complete = train(t)
+
+
+def test_it_saves_at_the_interval_and_at_the_end_and_evaluates_between_epochs(alone: Peers) -> None:
+    run = Run(every_steps=5)
+    assert run.complete
+    assert (run.saved, run.evaluated) == ([5, 10, 12], [6])
+
+
+def test_a_wish_to_save_that_is_repeated_before_it_was_answered_is_answered_once(alone: Peers) -> None:
+    last = 0
+
+    def overdue(number: int) -> bool:
+        return number - last >= 4
+
+    run = Run.__new__(Run)
+    pulse = ScriptedPulse(save=overdue)
+    saved: list[int] = []
+
+    def commits(_count: int) -> bool:
+        nonlocal last
+        last = run.training.step
+        saved.append(last)
+        return True
+
+    run.__init__(pulse=pulse, commits=commits)  # type: ignore[misc]
+    assert saved == [5, 10, 12], "not 5, 6, 10, 11, 12"
+
+
+def test_a_stop_saves_at_the_agreed_step_and_leaves(alone: Peers) -> None:
+    run = Run(pulse=ScriptedPulse(stop=lambda n: n == 3))
+    assert not run.complete
+    assert (run.saved, run.training.step) == ([4], 4)
+
+
+def test_a_stop_in_the_last_step_completes_the_run(alone: Peers) -> None:
+    run = Run(pulse=ScriptedPulse(stop=lambda n: n == 11))
+    assert run.complete
+    assert run.saved == [12]
+
+
+def test_an_evaluation_that_is_stopped_ends_the_run_with_a_save(alone: Peers) -> None:
+    run = Run(evaluates=False)
+    assert not run.complete
+    assert (run.evaluated, run.saved) == ([6], [6])
+
+
+def test_a_save_that_failed_is_tried_again_when_the_run_is_stopped_in_the_evaluation(alone: Peers) -> None:
+    run = Run(every_steps=6, evaluates=False, commits=lambda count: count > 1)
+    assert run.saved == [6, 6]
+
+
+def test_a_resume_at_the_end_of_an_epoch_evaluates_it_first(alone: Peers) -> None:
+    run = Run(start=6, epochs=3)
+    assert (run.evaluated, run.saved) == ([6, 12], [18])
+
+
+@pytest.mark.parametrize("start", [0, 7])
+def test_every_beat_is_logged_also_the_last(start: int, alone: Peers) -> None:
+    assert Run(start=start).logged == list(range(start + 1, 13))
