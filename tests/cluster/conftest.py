@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,21 +35,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call":
         item.stash[_failed] = report.failed
     return report
 
 
+def docker_answers() -> bool:
+    return bool(shutil.which("docker")) and not subprocess.run(
+        ["docker", "info"], capture_output=True, check=False, timeout=60).returncode
+
+
 @pytest.fixture(scope="session")
 def cluster() -> None:
     """The cluster, up; its addresses, its tools and its credentials in this process's environment."""
-    docker = shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode == 0
-    if not docker and not (sys.platform == "linux" and os.geteuid() == 0):
+    if not docker_answers() and not (sys.platform == "linux" and os.geteuid() == 0):
         pytest.skip("NO CLUSTER: Docker does not answer, and only root on Linux can start it: start Docker, try again")
     subprocess.run([CLUSTER, "up"], check=True, timeout=45 * 60, stdout=sys.stderr)
-    for line in command("bash", "-c", f'{shlex.quote(str(CLUSTER))} env').splitlines():
+    for line in command("bash", "-c", f"{shlex.quote(str(CLUSTER))} env").splitlines():
         if match := re.fullmatch(r"export (\w+)='(.*)'(\"\$PATH\")?", line):
             os.environ[match[1]] = match[2] + (os.environ["PATH"] if match[3] else "")
     os.environ["AWS_ACCESS_KEY_ID"] = os.environ["RATCHET_CLUSTER_S3_ACCESS_KEY_ID"]

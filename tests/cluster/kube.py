@@ -104,6 +104,10 @@ class Job:
     def worker(self, index: int) -> str:
         return f"{self.name}-worker-{index}"
 
+    def uid(self, index: int) -> str:
+        """Tells a pod from another of the same name."""
+        return str(self.pods()[self.worker(index)]["metadata"]["uid"])
+
     def log(self, index: int, *words: object) -> list[dict[str, Any]]:
         """The lines that a worker's container has written as JSON."""
         text = self.namespace.kubectl("logs", self.worker(index), *words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,8 @@ def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside
     here.kubectl("apply", "-k", "k8s/overlays/kind")
     job = here.job()
 
-    pods = wait_until("two pods on two nodes", lambda: (p := job.pods()) if len(job.running()) == 2 else None, seconds=120)
-    assert len({pod["spec"]["nodeName"] for pod in pods.values()}) == 2
+    wait_until("two pods to run", lambda: len(job.running()) == 2, seconds=120)
+    assert len({pod["spec"]["nodeName"] for pod in job.pods().values()}) == 2
     job.wait_to_succeed(seconds=180)
 
     audit = run.must_be_complete_and_exact(epochs=EPOCHS)
@@ -33,7 +34,8 @@ def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside
     assert complete["held_out_accuracy"] > 0.95
     [ended] = [pod["status"]["containerStatuses"][0]["state"]["terminated"]
                for name, pod in job.pods().items() if name == job.worker(0)]
-    assert json.loads(ended["message"]) | {"exit_code": 0, "reason": "the run is complete"} == json.loads(ended["message"])
+    message = json.loads(ended["message"])
+    assert (message["exit_code"], message["reason"]) == (0, "the run is complete")
 
     # Restorable from outside: this machine, which is no part of the cluster, trains one epoch more.
     config = tmp_path / "config.toml"
@@ -44,5 +46,5 @@ def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside
     run.must_be_complete_and_exact(epochs=EPOCHS + 1)
 
 
-def _last(lines: list[dict], event: str) -> list[dict]:
+def _last(lines: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event][-1:]

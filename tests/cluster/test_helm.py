@@ -14,6 +14,7 @@ from tests.cluster.kube import ROOT, Namespace, command, wait_until
 from tests.cluster.runs import SAVE_EVERY, SLOW, outside
 
 CHART = ROOT / "helm" / "ratchet"
+VALUES = Path(__file__).with_name("values.yaml")
 EPOCHS = 30
 
 
@@ -68,20 +69,15 @@ def follow(notes: str, title: str) -> str:
 
 
 def _values(here: Namespace, image: str) -> dict[str, Any]:
-    repository, _, tag = image.rpartition(":")
-    return {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": "Always"},
-        "job": {"rdzvConf": [{"key": "last_call_timeout", "value": "5"}]},
-        "credentials": {"existingSecret": "ratchet-s3"},
-        "config": {
-            "run": {"name": "digits"},
-            "workload": {"module": "slow_digits"},
-            "store": {"url": f"s3://ratchet/{here.name}", "endpoint": "http://s3.ratchet-infra.svc.cluster.local:8333"},
-            "train": {"epochs": EPOCHS},
-            "data": {"ledger": True},
-            "checkpoint": {"every_steps": SAVE_EVERY},
-        },
-        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
+    """Those of values.yaml, with user code and a store of the test's own."""
+    values: dict[str, Any] = yaml.safe_load(VALUES.read_text())
+    values["image"]["repository"], _, values["image"]["tag"] = image.rpartition(":")
+    config = values["config"]
+    config["run"]["name"] = "digits"
+    config["workload"] = {"module": "slow_digits"}
+    config["train"] = {"epochs": EPOCHS}
+    config["store"]["url"] = f"s3://ratchet/{here.name}"
+    return values | {
         "extraVolumes": [{"name": "code", "configMap": {"name": "code"}}],
         "extraVolumeMounts": [{"name": "code", "mountPath": "/code", "readOnly": True}],
         "extraEnv": [{"name": "PYTHONPATH", "value": "/code"}],

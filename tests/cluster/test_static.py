@@ -41,6 +41,7 @@ def test_a_plain_job_of_one_pod_trains(here: Namespace) -> None:
     here.apply([*objects, {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "ratchet"},
                            "spec": {"backoffLimit": 0, "template": pod}}])
 
-    wait_until("the Job to be complete", lambda: here.get("job", "ratchet")["status"].get("succeeded") == 1, seconds=150)
+    wait_until("the Job to be complete", lambda: here.get("job", "ratchet")["status"].get("succeeded") == 1,
+               seconds=150)
     audit = outside(here).must_be_complete_and_exact(epochs=EPOCHS)
     assert audit.world_sizes == (1,)
