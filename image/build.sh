@@ -22,8 +22,9 @@ if [ -z "$BASE_IMAGE" ]; then
     made=$(tests/cluster/cluster.sh env) && eval "$made"
     if [ "$RATCHET_CLUSTER_IMAGES" = airgap ]; then
         say "no registry answers: on $BASE_IMAGE, made from Debian's packages (tests/cluster/airgap)"
-        docker buildx version >/dev/null 2>&1 && docker image inspect "$BASE_IMAGE" >/dev/null 2>&1 ||
+        if ! docker buildx version >/dev/null 2>&1 || ! docker image inspect "$BASE_IMAGE" >/dev/null 2>&1; then
             tests/cluster/airgap/build.sh engine tools images
+        fi
     fi
 fi
 

@@ -75,7 +75,8 @@ def install_ratchet() -> None:
     with tempfile.TemporaryDirectory() as folder:
         _call([*_PIP, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, "."],
               PYTHONPATH=str(site))
-        install([str(path) for path in Path(folder).glob("*.whl")])
+        # By name, not by path: pip would write this folder's name down.
+        install(["--no-index", "--find-links", folder, "ratchet-trainer"])
 
 
 def install(arguments: Sequence[str]) -> None:
@@ -88,7 +89,9 @@ def settle() -> None:
     """Compile, drop dates, move under /image."""
     # Bytecode that does not name the date of its source, nor asks for it: the image does not change.
     _call([str(PREFIX / "bin" / "python"), "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash",
-           "-j", "0", str(PREFIX / "lib")], check=False)  # packages ship files for other Pythons, too
+           "-j", "0", str(PREFIX / "lib")],
+          check=False,  # packages ship files for other Pythons, too
+          PYTHONHASHSEED="0")  # sets of constants are written in the order of their hashes
     target = IMAGE / PREFIX.relative_to("/")
     target.parent.mkdir(parents=True)
     shutil.move(PREFIX, target)

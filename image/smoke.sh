@@ -59,6 +59,7 @@ pid_1_is_an_init_that_passes_signals_on() {
 }
 
 nothing_can_be_installed_or_compiled() {
+  # shellcheck disable=SC2016 # the container's shell expands it
   in_pod --entrypoint sh -- -c '
     for program in pip pip3 gcc cc make uv; do ! command -v "$program" || exit 1; done
     for python in python /usr/bin/python3 /usr/local/bin/python3; do
