@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from trainer.checkpoint.restore import Unreadable
 from trainer.config import ConfigError
-from trainer.ddp.ending import guarded
+from trainer.ddp.ending import Ending, guarded
 from trainer.launch.exits import REPORTS_ENV, Exit, read_reports
 from trainer.plugins import PluginError
 from trainer.store import StoreRefused, StoreUnavailable
@@ -46,11 +46,11 @@ def test_every_error_has_its_code_and_leaves_a_report(
 def test_an_end_without_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
     assert guarded(lambda: None) == 0
-    assert guarded(lambda: Exit.DONE) == 0
+    assert guarded(lambda: Ending(Exit.DONE)) == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_preempted_rank_reports_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
-    assert guarded(lambda: Exit.PREEMPTED) == 143
-    assert read_reports(tmp_path)[0].message == "preempted"
+    assert guarded(lambda: Ending(Exit.PREEMPTED, "stopped at step 7, which is saved")) == 143
+    assert read_reports(tmp_path)[0].message == "stopped at step 7, which is saved"
