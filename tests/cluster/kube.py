@@ -136,7 +136,12 @@ class Job:
         return wait_until(f"{self.worker(index)} at step {step}, world size {world_size or 'any'}", reached,
                           seconds=seconds, every=0.5)
 
-    def wait_to_succeed(self, *, seconds: float = 240) -> None:
+    def hurry(self) -> None:
+        """Let a run of `slow_digits` come to its end."""
+        for name in self.running():
+            self.namespace.kubectl("exec", name, "--", "touch", "/tmp/hurry")
+
+    def wait_to_succeed(self, *, seconds: float = 300) -> None:
         def succeeded() -> bool:
             self.must_not_have_failed()
             return "Succeeded" in self.conditions()

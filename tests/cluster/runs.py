@@ -27,8 +27,10 @@ SLOW = Path(__file__).with_name("slow_digits.py")
 
 SAMPLES = 1442
 """Of the digits' training split."""
-SAVE_EVERY = 20
-"""Steps between the saves of k8s/overlays/kind."""
+EPOCHS = 20
+"""Of a slow run: more than 200 s long, until it is told to hurry."""
+SAVE_EVERY = 10
+"""Steps between the saves of a slow run."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Outside:
         assert done is not None, f"{self.url}/{self.run} has no mark of completion"
         return done
 
-    def must_be_complete_and_exact(self, *, epochs: int) -> Audit:
+    def must_be_complete_and_exact(self, *, epochs: int = EPOCHS) -> Audit:
         """The proof from the store alone: every sample of every epoch exactly once, to the end."""
         audit = self.audit()
         assert audit.exact, audit
@@ -97,7 +99,8 @@ def render(here: Namespace, settings: Mapping[str, Any] | None = None, *, replic
     objects = [o for o in yaml.safe_load_all(command("kubectl", "kustomize", OVERLAY)) if o]
     changes: dict[str, Any] = {"store.url": f"s3://ratchet/{here.name}", **(settings or {})}
     if slow:
-        changes = {"workload.module": "slow_digits", **changes}
+        changes = {"workload.module": "slow_digits", "train.epochs": EPOCHS, "checkpoint.every_steps": SAVE_EVERY,
+                   **changes}
         objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"},
                         "data": {SLOW.name: SLOW.read_text()}})
     config_map = the(objects, "ConfigMap")

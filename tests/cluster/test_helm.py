@@ -11,11 +11,10 @@ import pytest
 import yaml
 
 from tests.cluster.kube import ROOT, Namespace, command, wait_until
-from tests.cluster.runs import SAVE_EVERY, SLOW, outside
+from tests.cluster.runs import EPOCHS, SAVE_EVERY, SLOW, outside
 
 CHART = ROOT / "helm" / "ratchet"
 VALUES = Path(__file__).with_name("values.yaml")
-EPOCHS = 30
 
 
 @pytest.mark.timeout(600)
@@ -43,11 +42,13 @@ def test_a_release_trains_scales_stops_resumes_and_leaves_its_checkpoints(here: 
 
     assert "the same with job.suspend=false" in notes
     command(*shlex.split(stop.replace("job.suspend=true", "job.suspend=false")))
-    job.wait_to_succeed(seconds=240)
+    job.wait_for_step(step + 1, world_size=3)
+    job.hurry()
+    job.wait_to_succeed()
 
     follow(notes, "Remove")
     wait_until("the job to be gone", lambda: not here.get("pytorchjob")["items"], seconds=60)
-    run.must_be_complete_and_exact(epochs=EPOCHS)
+    run.must_be_complete_and_exact()
 
     # Installing again with the same run finds it complete, and ends at once.
     helm(here, "install", "digits", CHART, "--values", values)
@@ -76,6 +77,7 @@ def _values(here: Namespace, image: str) -> dict[str, Any]:
     config["run"]["name"] = "digits"
     config["workload"] = {"module": "slow_digits"}
     config["train"] = {"epochs": EPOCHS}
+    config["checkpoint"]["every_steps"] = SAVE_EVERY
     config["store"]["url"] = f"s3://ratchet/{here.name}"
     return values | {
         "extraVolumes": [{"name": "code", "configMap": {"name": "code"}}],
