@@ -52,6 +52,8 @@ def command(*words: object, stdin: str | None = None, timeout: float = 60, cwd: 
     try:
         done = subprocess.run(line, input=stdin, capture_output=True, text=True, check=False, timeout=timeout,
                               cwd=cwd, env=env)
+    except FileNotFoundError:
+        raise CommandFailed(f"{line[0]} is not on PATH: install it") from None
     except subprocess.TimeoutExpired:
         raise CommandFailed(f"{shlex.join(line)}: no end after {timeout:.0f} s") from None
     if done.returncode:
