@@ -8,7 +8,7 @@ readonly SEAWEEDFS_VERSION=4.48
 readonly SUITE=bookworm
 
 readonly PYTHON_IMAGE=ratchet-airgap/python:3.11-bookworm
-readonly BUSYBOX_IMAGE=ratchet-airgap/busybox:1.35
+readonly BUSYBOX_IMAGE=ratchet-airgap/busybox:1.35-lookup
 readonly PROMETHEUS_IMAGE=ratchet-airgap/prometheus:3.13
 readonly REGISTRY_IMAGE=ratchet-airgap/registry:3
 readonly S3_IMAGE=ratchet-airgap/seaweedfs:$SEAWEEDFS_VERSION
@@ -107,7 +107,18 @@ busybox_image() {
   chmod 1777 "$context/root/tmp"
   echo 'root:x:0:0:root:/:/bin/sh' >"$context/root/etc/passwd"
   cp "$BUILT/busybox" "$context/root/bin/"
-  "$BUILT/busybox" --list | grep -vx busybox | xargs -I{} ln -s busybox "$context/root/bin/{}"
+  "$BUILT/busybox" --list | grep -vx -e busybox -e nslookup | xargs -I{} ln -s busybox "$context/root/bin/{}"
+  # The operator's init container asks nslookup for the Master. This one fails when any of the search
+  # domains has no such name, alpine's when all of them have none.
+  cat >"$context/root/bin/nslookup" <<'LOOKUP'
+#!/bin/sh
+answer=$(busybox nslookup "$@" 2>&1)
+code=$?
+echo "$answer"
+case $answer in *Name:*Address:*) exit 0 ;; esac
+exit $code
+LOOKUP
+  chmod 755 "$context/root/bin/nslookup"
   printf 'FROM scratch\nCOPY root/ /\nENV PATH=/bin\nCMD ["sh"]\n' >"$context/Dockerfile"
   build_image "$BUSYBOX_IMAGE" "$hash" "$context"
 }

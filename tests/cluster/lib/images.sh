@@ -35,6 +35,7 @@ stock_images() {
   NODE_IMAGE=kindest/node:v1.34.0
   BASE_IMAGE=python:3.11-slim-bookworm
   BUSYBOX_IMAGE=busybox:1.36
+  INIT_IMAGE=alpine:3.10 # the operator's own choice
   S3_IMAGE=chrislusf/seaweedfs:4.48
   PROMETHEUS_IMAGE=prom/prometheus:v3.13.5
   REGISTRY_IMAGE=registry:2
@@ -48,6 +49,7 @@ airgap_images() {
   local made
   made=$("$CLUSTER_DIR/airgap/build.sh" env)
   eval "$made"
+  INIT_IMAGE=$BUSYBOX_IMAGE
   OWN_CNI=true
   PATH="$TOOLS:$PATH"
 }

@@ -8,7 +8,7 @@ apply() { kubectl apply --server-side --force-conflicts -f - >/dev/null; }
 # readiness probe that does not wait 10 s first.
 operator_yaml() {
   local dir=$STATE/operator base=$OPERATOR_MANIFESTS init
-  init=$(offer "$BUSYBOX_IMAGE")
+  init=$(offer "$INIT_IMAGE")
   rm -rf "$dir"
   mkdir -p "$dir"
   [[ $base != /* ]] || base=$(realpath --relative-to="$dir" "$base")
@@ -56,7 +56,7 @@ install_all() {
 
 # signature: a hash of all that install_parts depends on.
 signature() {
-  local images=("$OPERATOR_IMAGE" "$S3_IMAGE" "$PROMETHEUS_IMAGE" "$BASE_IMAGE" "$BUSYBOX_IMAGE")
+  local images=("$OPERATOR_IMAGE" "$S3_IMAGE" "$PROMETHEUS_IMAGE" "$BASE_IMAGE" "$BUSYBOX_IMAGE" "$INIT_IMAGE")
   {
     printf '%s\n' "${images[@]}" "$OPERATOR_MANIFESTS"
     [[ $MODE != airgap ]] || docker image inspect -f '{{ .Id }}' "${images[@]}"
