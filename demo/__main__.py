@@ -37,10 +37,10 @@ def main() -> int:
         repeated: list[tuple[str, int]] = []
         with Job(settings, ranks=2, log=Path(folder) / "first.log") as job:
             job.wait_for_step(4 * SAVE_EVERY + 10)
-            victim = job.pid_of_rank(1)
+            victim, leader = job.pid_of_rank(1), job.pid_of_rank(0)
             console.print(f"step {job.step()}: SIGKILL to rank 1 (pid {victim})")
             os.kill(victim, signal.SIGKILL)
-            job.wait_for_restarts(1)
+            job.wait_for_successor(leader)
             repeated.append(("rank 1 killed", job.lost_steps()))
             console.print(f"         torchrun restarted the ranks, they resumed from step {job.restored_step()}")
             job.wait_for_step(job.restored_step() + 6 * SAVE_EVERY + 10)
@@ -75,7 +75,7 @@ def main() -> int:
         console.print(f"\nheld-out accuracy {held['accuracy']:.2%}")
 
     proven = (result.exact and all(not e.missing for e in result.epochs) and len(result.epochs) == EPOCHS
-              and repeated[0][1] <= SAVE_EVERY and repeated[1][1] == 0 and (code, finished) == (143, 0)
+              and 0 < repeated[0][1] <= SAVE_EVERY and repeated[1][1] == 0 and (code, finished) == (143, 0)
               and [s.ranks() for _, s in scrapes] == [[0, 1], [0, 1, 2]])
     console.print("[bold green]proven[/]" if proven else "[bold red]NOT proven[/]")
     return 0 if proven else 1

@@ -83,11 +83,14 @@ class Job:
     def wait_for_step(self, step: int) -> None:
         self._wait(f"step {step}", lambda: self.step() >= step)
 
-    def wait_for_restarts(self, count: int) -> None:
-        """Until the ranks were restarted so often, and train again."""
-        self._wait(f"restart {count}", lambda: self._status()["restarts"] >= count
-                   and self._status()["info"].get("restored_step") is not None
-                   and self.step() > self.restored_step())
+    def wait_for_successor(self, pid: int) -> None:
+        """Until another process is rank 0, has restored, and trains."""
+        def trains() -> bool:
+            status = self._status()
+            leader = next(rank for rank in status["ranks"] if rank["rank"] == 0)
+            return bool(leader["pid"] != pid and leader["steps"] > 0 and leader["step"] > self.restored_step())
+
+        self._wait(f"a successor of process {pid}", trains)
 
     def scrape(self) -> Scrape:
         return Scrape(self._get("/metrics"))

@@ -23,12 +23,13 @@ def audit_run(config: Config) -> Audit:
     store = open_store(config.store)
     for place in survey(store, config.run.name).committed:
         try:
-            data = read_manifest(store, place).header.data
+            header = read_manifest(store, place).header
         except BadManifest:
             continue  # as a restore would
-        samples, batch = int(data["training samples"]), int(data["train.global_batch_size"])
+        length, batch = int(header.data["training samples"]), int(header.data["train.global_batch_size"])
+        whole = length - length % batch if header.data["train.drop_last"] else length
         try:
-            return audit(store, place, samples - samples % batch if data["train.drop_last"] else samples)
+            return audit(store, place, epoch_samples=whole, samples=header.samples)
         except LedgerError as error:
             raise ConfigError(str(error)) from None
     raise ConfigError(f"run {config.run.name!r} has no readable checkpoint at {store.url}/{config.run.name}")

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.STORE_UNAVAILABLE
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `ratchet config | head`
+    except BrokenPipeError:  # `ratchet config | head`; a run goes on without its reader (telemetry.logs)
         sys.stderr.close()
         return 0
 

@@ -81,6 +81,17 @@ class BuildOptimizer(Protocol):
         """Return the optimizer of the model's parameters. Ratchet sets the groups' `lr` every step."""
 
 
+def measure(loss: Loss, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int, Mapping[str, Any]]:
+    """Call a user's `loss` or `evaluate` and see that it answers as agreed. Raises PluginError."""
+    answer: Any = loss(model, batch)
+    if not isinstance(answer, tuple) or len(answer) != 3 or not hasattr(answer[0], "backward"):
+        what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+        name = f"{getattr(loss, '__module__', '')}:{getattr(loss, '__qualname__', type(loss).__name__)}"
+        raise PluginError(f"{name} returned {what}: it must return (sum of the losses as a tensor, number of samples,"
+                          " {name: sum of a further measure})")
+    return answer
+
+
 class PluginError(ConfigError):
     """User code that can't be found or has the wrong shape; exit code 2."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,12 +31,14 @@ def main() -> int:
         subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1",
                         "--nproc-per-node", "2", "-m", "bench.loop.ranks", str(out), str(options.rounds),
                         str(options.steps), str(options.hidden), str(options.batch)], check=True,
+                       env={**os.environ, "OMP_NUM_THREADS": "1"},
                        stdout=subprocess.DEVNULL)  # log lines: part of what is measured, not of the result
         rounds = json.loads(out.read_text())
     print(f"{'round':>5}  {'bare ms':>8}  {'ratchet ms':>10}  {'ratio':>6}")
     for number, r in enumerate(rounds):
         print(f"{number:5}  {1000 * r['bare']:8.3f}  {1000 * r['ratchet']:10.3f}  {r['bare'] / r['ratchet']:6.3f}")
     ratios = [r["bare"] / r["ratchet"] for r in rounds]
+    print("ratio: time of a bare step over that of Ratchet's; above 1, Ratchet is the faster one")
     print(json.dumps({
         "benchmark": "loop",
         "ratio_to_bare": round(statistics.median(ratios), 4),

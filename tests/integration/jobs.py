@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from trainer.checkpoint.survey import read_manifest, survey
 from trainer.store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 180
+TIMEOUT = 300
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,15 @@ def finish(process: subprocess.Popen[str], timeout: float = TIMEOUT) -> Ended:
         text, _ = process.communicate()
         raise AssertionError(f"the job did not end in {timeout} s:\n{text}") from None
     return Ended(process.returncode, tuple(_json_lines(text)), text)
+
+
+def wait_for(process: subprocess.Popen[str], reached: Callable[[], Any], timeout: float = TIMEOUT) -> None:
+    """Wait for a condition while a job runs; a job that ends first fails the test."""
+    deadline = time.monotonic() + timeout
+    while not reached():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(finish(process, 10).text)
+        time.sleep(0.1)
 
 
 def contents(store: ObjectStore, place: Place) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.jobs import ROOT, Ended, Job, contents, finish, newest
+from tests.integration.jobs import ROOT, Ended, Job, contents, finish, newest, wait_for
 from tests.integration.small import SAMPLES
 from tests.servers import FaultProxy, plain_web_server
 from trainer.audit import audit_run
@@ -64,7 +64,7 @@ def test_sigterm_gives_143_after_a_checkpoint_and_the_next_start_goes_on(
         make_job: MakeJob, object_store: ObjectStore) -> None:
     job = make_job(name="stopped", settings={"launch.nproc_per_node": "2", "train.epochs": 400})
     running = job.start_ratchet()
-    _wait_for(running, job, lambda: survey(object_store, "stopped").committed)
+    wait_for(running, lambda: survey(object_store, "stopped").committed)
     running.send_signal(signal.SIGTERM)
     ended = finish(running)
     assert ended.code == Exit.PREEMPTED, ended.text
@@ -162,6 +162,20 @@ def test_every_rank_is_on_the_metrics_port_while_it_trains(make_file_job: MakeJo
     assert finish(running).code == Exit.INTERRUPTED
 
 
+def test_a_rank_that_ends_itself_with_0_does_not_complete_the_run(make_file_job: MakeJob) -> None:
+    ended = make_file_job(name="quit").ratchet(launch__nproc_per_node=1, workload__options={"faults": ["0:8:quit"]})
+    assert ended.code == Exit.USER_ERROR, ended.text
+    assert "the run is not complete" in last_line(ended)["reason"]
+
+
+def test_a_run_whose_reader_goes_away_trains_on(make_file_job: MakeJob, file_store: ObjectStore) -> None:
+    running = make_file_job(name="unread").start_ratchet(launch__nproc_per_node=1)
+    assert running.stdout is not None
+    running.stdout.close()
+    assert running.wait(300) == 0
+    assert survey(file_store, "unread").committed[0].step == 14
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_result_does_not_depend_on_the_number_of_ranks_but_for_rounding(
         world_size: int, make_file_job: MakeJob, file_store: ObjectStore) -> None:
@@ -198,14 +212,6 @@ def _message(text: str) -> str:
     except ValueError:
         return text
     return str(line.get("reason") or line.get("event"))
-
-
-def _wait_for(process: subprocess.Popen[str], job: Job, reached: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not reached():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(finish(process, 10).text)
-        time.sleep(0.1)
 
 
 def _nothing_survives(job: Job) -> None:

@@ -30,13 +30,23 @@ class Done:
     """Folder of the last checkpoint in the store."""
     evaluation: Mapping[str, float]
     """Means over the validation split: `loss` and the workload's own metrics."""
-    settings: Mapping[str, Any]
-    """`order_settings` of the run."""
+    config: Mapping[str, Mapping[str, Any]]
+    """All settings of the run."""
 
     def covers(self, config: Config) -> bool:
         """Whether nothing is left of what `config` asks for: more epochs later go on from here."""
         return (self.epochs >= config.train.epochs and self.max_steps == config.train.max_steps
-                and self.settings == order_settings(config))
+                and all(self._setting(key) == value for key, value in order_settings(config).items()))
+
+    def changes(self, config: Config) -> list[str]:
+        """Settings of the training that `config` has otherwise than the run had, by name."""
+        now = asdict(config)
+        return [f"{section}.{name}" for section in ("workload", "train", "optimizer", "schedule")
+                for name, value in now[section].items() if self._setting(f"{section}.{name}") != value]
+
+    def _setting(self, key: str) -> Any:
+        section, _, name = key.partition(".")
+        return self.config.get(section, {}).get(name)
 
 
 def order_settings(config: Config) -> dict[str, Any]:
@@ -56,9 +66,12 @@ def read_done(store: ObjectStore, run: str) -> Done | None:
         fields = json.loads(store.get(_key(run)))
         if fields.pop("schema") != _SCHEMA:
             return None
-        return Done(**fields)
+        done = Done(**fields)
     except (NotFound, ValueError, TypeError, KeyError, AttributeError):
         return None
+    counts = (done.epochs, done.max_steps, done.step, done.samples)
+    whole = all(isinstance(count, int) for count in counts) and isinstance(done.checkpoint, str)
+    return done if whole and isinstance(done.evaluation, dict) and isinstance(done.config, dict) else None
 
 
 def _key(run: str) -> str:

@@ -46,6 +46,8 @@ class Audit:
     """What the chain of checkpoints says about the samples."""
 
     run: str
+    samples: int
+    """Consumed by the newest checkpoint's own count."""
     steps: int
     checkpoints: int
     attempts: int
@@ -55,8 +57,9 @@ class Audit:
 
     @property
     def exact(self) -> bool:
-        """No sample twice in any epoch; and none missing, in all epochs but the last, which may be under way."""
-        return all(not e.repeated for e in self.epochs) and all(not e.missing for e in self.epochs[:-1])
+        """No sample twice in any epoch, none missing but in the last, which may be under way, and all there are."""
+        return (all(not e.repeated for e in self.epochs) and all(not e.missing for e in self.epochs[:-1])
+                and sum(e.seen for e in self.epochs) == self.samples)
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,12 @@ class EpochCount:
     """Samples that an epoch has and no rank trained on (so far, in the last epoch)."""
 
 
-def audit(store: ObjectStore, newest: Place, expected: int) -> Audit:
+def audit(store: ObjectStore, newest: Place, *, epoch_samples: int, samples: int) -> Audit:
     """Follow the chain from a checkpoint back to the start and count every sample.
 
     Args:
-        expected: samples of a whole epoch.
+        epoch_samples: samples of a whole epoch.
+        samples: those consumed at `newest`, by its manifest.
 
     Raises:
         LedgerError: when a ledger of the chain is missing, damaged or out of step.
@@ -88,9 +92,9 @@ def audit(store: ObjectStore, newest: Place, expected: int) -> Audit:
         if len(parents) != 1:
             raise LedgerError(f"the ranks' ledgers of {place.folder} do not begin at one checkpoint: {sorted(parents)}")
         for ledger in ledgers:
-            for step, epoch, samples in ledger["steps"]:
+            for step, epoch, numbers in ledger["steps"]:
                 steps.add(step)
-                counts.setdefault(epoch, Counter()).update(samples)
+                counts.setdefault(epoch, Counter()).update(numbers)
         places.append(place)
         world_sizes.append(len(ledgers))
         place = parse(parents.pop() + "/")
@@ -98,10 +102,11 @@ def audit(store: ObjectStore, newest: Place, expected: int) -> Audit:
         raise LedgerError(f"{newest.run}: the ledgers hold {len(steps)} steps up to {max(steps)}: some are missing")
     world_sizes.reverse()
     return Audit(
-        run=newest.run, steps=len(steps), checkpoints=len(places), attempts=len({p.attempt for p in places}),
+        run=newest.run, samples=samples, steps=len(steps), checkpoints=len(places),
+        attempts=len({p.attempt for p in places}),
         world_sizes=tuple(w for i, w in enumerate(world_sizes) if i == 0 or w != world_sizes[i - 1]),
         epochs=tuple(EpochCount(epoch, len(counts[epoch]), sum(n - 1 for n in counts[epoch].values()),
-                                expected - len(counts[epoch])) for epoch in sorted(counts)))
+                                epoch_samples - len(counts[epoch])) for epoch in sorted(counts)))
 
 
 def _read(store: ObjectStore, place: Place) -> Sequence[dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.ddp.sampler import Step
-from trainer.plugins import Loss
+from trainer.plugins import Loss, PluginError, measure
 
 
 def accumulate(model: DistributedDataParallel, loss: Loss, batches: Iterator[Any], step: Step,
@@ -33,10 +33,10 @@ def accumulate(model: DistributedDataParallel, loss: Loss, batches: Iterator[Any
         last = index == len(step.micro_batches) - 1
         with nullcontext() if last else model.no_sync():
             with autocast():
-                value, samples, _ = loss(model, next(batches))
+                value, samples, _ = measure(loss, model, next(batches))
             if samples != len(micro.samples):
-                raise ValueError(f"loss() counted {samples} samples in a batch of {len(micro.samples)}:"
-                                 " it must return (sum of losses, number of samples, metrics)")
+                raise PluginError(f"loss counted {samples} samples in a batch of {len(micro.samples)}: it must return"
+                                  " (sum of the losses, number of samples, metrics)")
             weight = scale if micro.counts else 0.0
             (value * weight).backward()
         part = value.detach() if micro.counts else torch.zeros_like(value.detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -65,9 +66,19 @@ def _load(dataset: _Samples, keys: Iterable[list[tuple[int, int]]], collate: Col
         pin_memory=pinned,
         # A generator of its own: without one, the loader draws from the global one that dropout uses.
         generator=torch.Generator().manual_seed(0),
+        worker_init_fn=_leave_signals_to_the_rank,
     )
     for batch in loader:
         yield to_device(batch, device) if pinned else batch
+
+
+def _leave_signals_to_the_rank(_worker: int) -> None:
+    """Ignore what torchrun sends to the rank's whole process group: without loaders the rank could not save.
+
+    They end with their rank: torch's own watchdog sees to that.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from trainer.store import StoreError
 from trainer.telemetry.logs import get_logger
 
 _PEER_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Socket Timeout",
+               "Application timeout caused pair closure",
                "ncclRemoteError", "ncclSystemError", "NCCL communicator was aborted", "Broken pipe")
 """How torch's collectives say that another rank is gone; the type alone (RuntimeError) does not tell."""
+_LOADER_KILLED = re.compile(r"DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)")
 _LONGEST_TRACE = 2000
 
 
@@ -43,11 +46,11 @@ def guarded(body: Callable[[], Ending | None], *, where: Callable[[], tuple[int,
         trace = "" if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
     if code is not Exit.DONE:
         rank, local_rank, step = where()
+        write_report(Report(code=int(code), rank=rank, local_rank=local_rank, pid=os.getpid(), step=step,
+                            message=message or code.name.lower(), exception=trace))
         if trace or code is not Exit.PREEMPTED:
             get_logger().error(message, step=step, exit=f"{code.value} {code.name.lower()}",
                                **({"exception": trace} if trace else {}))
-        write_report(Report(code=int(code), rank=rank, local_rank=local_rank, pid=os.getpid(), step=step,
-                            message=message or code.name.lower(), exception=trace))
     return int(code)
 
 
@@ -65,5 +68,8 @@ def _read(error: BaseException) -> tuple[Exit, str]:
             return Exit.USER_ERROR, f"user code called sys.exit({error.code!r})"
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(s in text for s in _PEER_SIGNS)):
-        return Exit.PEER_LOST, f"a collective failed, another rank is gone or too late: {text}"
+        return Exit.PEER_LOST, ("a collective failed: another rank is gone, or later than parallel.timeout_seconds: "
+                                f"{text}")
+    if isinstance(error, RuntimeError) and _LOADER_KILLED.search(text):
+        return Exit.KILLED, f"a loader process of this rank is gone, mostly out of memory: {text}"
     return Exit.USER_ERROR, text

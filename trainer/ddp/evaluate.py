@@ -10,12 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.checkpoint.peers import Peers
 from trainer.ddp.wrap import broadcast_buffers
-from trainer.plugins import Loss
+from trainer.plugins import Loss, measure
 
 
-def evaluate(model: DistributedDataParallel, measure: Loss, batches: Iterator[Any], peers: Peers,
+def evaluate(model: DistributedDataParallel, loss: Loss, batches: Iterator[Any], peers: Peers,
              autocast: Callable[[], Any], stop_wanted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-    """Means over the validation split: `loss` and the metrics that `measure` sums, by name.
+    """Means over the validation split: `loss` and the metrics that the user's function sums, by name.
 
     Args:
         batches: this rank's part of the split; may be empty.
@@ -33,7 +33,7 @@ def evaluate(model: DistributedDataParallel, measure: Loss, batches: Iterator[An
             if stopped := stop_wanted():
                 break
             with autocast():
-                total, samples, metrics = measure(model.module, batch)
+                total, samples, metrics = measure(loss, model.module, batch)
             count += samples
             for name, value in {"loss": total, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)

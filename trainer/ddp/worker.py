@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer.checkpoint import restore
-from trainer.checkpoint.done import Done, order_settings, write_done
+from trainer.checkpoint.done import Done, write_done
 from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.save import Checkpointer
 from trainer.checkpoint.state import TrainState, capture_random, restore_random
@@ -176,7 +177,7 @@ class Worker:
         assert self.checkpointer.last is not None
         done = Done(run=self.config.run.name, epochs=self.config.train.epochs, max_steps=self.config.train.max_steps,
                     step=training.step, samples=training.samples, checkpoint=self.checkpointer.last.folder,
-                    evaluation=means, settings=order_settings(self.config))
+                    evaluation=means, config=asdict(self.config))
         self.peers.lead(lambda: write_done(self.store, done))
         self.metrics.flush(force=True)
         return Ending(Exit.DONE)
@@ -204,8 +205,8 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    if code not in (Exit.DONE, Exit.PREEMPTED):
-        # The peers may be gone: an orderly end could wait for them in a collective's destructor.
+    # An orderly end could wait: for peers that are gone, in a collective's destructor; for threads of user code.
+    with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
+        sys.stderr.flush()
+    os._exit(code)

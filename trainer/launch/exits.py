@@ -16,6 +16,9 @@ from pathlib import Path
 REPORTS_ENV = "RATCHET_REPORTS"
 """Folder into which ranks write why they end; made by the supervisor, private to the pod."""
 
+PARENT_ENV = "RATCHET_PARENT"
+"""Process id of who started this process and must not be outlived."""
+
 
 class Exit(IntEnum):
     """The codes `ratchet run` and its ranks choose themselves; a rank's death by signal n gives 128 + n."""
@@ -57,7 +60,8 @@ TABLE = (
     Row(Exit.INTERRUPTED, "SIGINT (Ctrl-C): stopped after a checkpoint", "start again: it resumes"),
     Row(Exit.KILLED, "a rank was killed (SIGKILL, mostly out of memory) and no restart was left",
         "look at the memory limit"),
-    Row(Exit.PREEMPTED, "SIGTERM: stopped after a checkpoint", "nothing: the operator starts it again"),
+    Row(Exit.PREEMPTED, "SIGTERM: stopped after a checkpoint",
+        "nothing: the operator starts it again; by hand: start again, it resumes"),
     Row(Exit.STORE_UNAVAILABLE, "the store does not answer", "look at the store; retried"),
     Row(Exit.PEER_LOST, "another pod's ranks went away and no restart was left", "look at the other pods; retried"),
     Row(Exit.NO_RENDEZVOUS, "not enough pods came together in time", "look for pending pods; retried"),

@@ -111,7 +111,10 @@ class LiveView:
 
     def _headline(self, view: PodView) -> Text:
         seconds = int(time.monotonic() - self._began)
-        facts = [self._phase(), f"{seconds // 60}:{seconds % 60:02d}"]
+        phase = self._phase()
+        if phase == "training" and (view.leader is None or view.leader.state in ("init", "restore")):
+            phase = "starting ranks"
+        facts = [phase, f"{seconds // 60}:{seconds % 60:02d}"]
         if view.restarts:
             facts.append(f"{view.restarts} restart{'' if view.restarts == 1 else 's'}"
                          + (f", {view.lost_steps} steps repeated" if view.lost_steps else ""))
@@ -134,12 +137,12 @@ class LiveView:
     def _figures(self, view: PodView, paces: dict[int, Pace]) -> RenderableType:
         values = view.values
         cells = [("loss", _number(values.get("loss"))), ("lr", _number(values.get("learning_rate")))]
-        if "grad_norm" in values:
-            cells.append(("grad norm", _number(values["grad_norm"])))
         rate = sum(pace.samples_per_second for pace in paces.values())
         cells.append(("samples/s", f"{rate:,.0f}" if paces else "-"))
         saved = values.get("checkpoint_last_step")
-        cells.append(("checkpoint", f"step {saved:,.0f}" if saved is not None else "none yet"))
+        cells.insert(0, ("checkpoint", f"step {saved:,.0f}" if saved is not None else "none yet"))
+        if "grad_norm" in values:
+            cells.append(("grad norm", _number(values["grad_norm"])))
         line = Text(overflow="ellipsis", no_wrap=True)
         for index, (name, value) in enumerate(cells):
             line.append(f"{'   ' if index else ''}{name} ", style="dim")

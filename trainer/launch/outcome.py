@@ -30,7 +30,7 @@ class Outcome:
         return known.get(self.code, known[Exit.KILLED] if self.code >= 128 else known[Exit.USER_ERROR])
 
 
-def decide(child_returncode: int, signal_received: int | None, reports: Sequence[Report], *, done: bool,
+def decide(child_returncode: int, signal_received: int | None, reports: Sequence[Report], *, done: bool | None,
            round_began: float = 0.0, child: str = "torchrun") -> Outcome:
     """Choose the exit code.
 
@@ -42,14 +42,14 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
         child_returncode: of the child, negative for a signal.
         signal_received: the first signal this pod got, if any.
         reports: why ranks ended, the earliest first.
-        done: the store says that the run is complete.
+        done: whether the store says that the run is complete; None when it did not answer.
         round_began: when the last set of ranks began; earlier reports were answered by a restart.
         child: what to call it.
     """
     permanent = next((report for report in reports if 0 < report.code < 128), None)
     if permanent is not None:
         return Outcome(permanent.code, permanent.message, permanent)
-    if child_returncode == 0 and (done or (signal_received is None and not _preempted(reports))):
+    if child_returncode == 0 and (done or (done is None and signal_received is None and not _preempted(reports))):
         return Outcome(Exit.DONE, "the run is complete")
     last = [report for report in reports if report.time >= round_began] or list(reports)
     if signal_received is not None:
@@ -63,8 +63,13 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
         return Outcome(code, f"{name}: stopped without a new checkpoint; the last committed one counts")
     root = next((report for report in last if report.code not in (Exit.DONE, Exit.PEER_LOST)),
                 next((report for report in last if report.code == Exit.PEER_LOST), None))
+    if root is not None and root.code == Exit.NO_RENDEZVOUS and round_began:
+        return Outcome(Exit.PEER_LOST, f"the pod that hosts the rendezvous went away: {root.message}", root)
     if root is not None:
         return Outcome(root.code, root.message, root)
+    if child_returncode == 0:
+        return Outcome(Exit.USER_ERROR, "the ranks ended with 0 and the run is not complete: does user code call"
+                                        " os._exit?")
     if child_returncode < 0:
         return Outcome(128 - child_returncode, f"{child} was killed by {signal.Signals(-child_returncode).name}")
     if child_returncode in set(Exit):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,13 @@ def how_to_continue(words: Sequence[str], config: Config) -> str:
     key, value = (("train.max_steps", config.train.max_steps * 2) if config.train.max_steps
                   else ("train.epochs", config.train.epochs * 2))
     kept = [word for name, text in overrides if name != key for word in (f"--{name}", text)]
-    return shlex.join(["ratchet", "run", *positional, *kept, f"--{key}", str(value)])
+    return shlex.join([_program(), "run", *positional, *kept, f"--{key}", str(value)])
+
+
+def _program() -> str:
+    """`ratchet` as the user can type it here."""
+    started = Path(sys.argv[0])
+    return str(started) if started.name == "ratchet" and shutil.which("ratchet") is None else "ratchet"
 
 
 def completion(done: Done, place: str, continue_with: str) -> dict[str, object]:

@@ -27,7 +27,7 @@ from trainer.checkpoint.done import Done, read_done
 from trainer.config import Config, ConfigError, Resolved
 from trainer.config.load import RESOLVED_ENV, to_json
 from trainer.launch import reports
-from trainer.launch.exits import REPORTS_ENV, Exit, Report, read_reports
+from trainer.launch.exits import PARENT_ENV, REPORTS_ENV, Exit, Report, read_reports
 from trainer.launch.outcome import Outcome, decide
 from trainer.launch.plan import STOP_MARGIN_SECONDS, LaunchPlan, make_plan
 from trainer.launch.present import plan_as_text
@@ -172,6 +172,9 @@ class _Supervisor:
                 return Outcome(Exit.STORE_UNAVAILABLE, str(error))
             if self.done is not None:
                 self._tell_completion(store)
+                if changes := self.done.changes(self.config):
+                    get_logger().warning("the run was trained with other settings", changed=changes,
+                                         do="set another run.name to train afresh")
                 return Outcome(Exit.DONE, "the run was complete already")
             if _on_terminal(self.config):
                 from trainer.launch.live import LiveView  # pods have no terminal and need not load it
@@ -229,19 +232,22 @@ class _Supervisor:
         for path in self._reports_folder.glob("*.json"):
             path.unlink()  # only what ranks say counts from here on
         self.phase = "training"
+        get_logger().info("starting ranks", ranks=self.plan.nproc, note="each imports torch first")
         returncode = self._child([*self.commands.agent, *self.plan.torchrun_arguments, *self.commands.worker],
                                  watch_reports=True)
-        if self._permanent_report() is None:
+        answered = False
+        if self._conclusive_report() is None:
             # In a hurry, since the grace period may be running; without an answer the ranks' own word has to do.
             with contextlib.suppress(StoreError, _Stopped), self.signals.hurrying():
                 self.done = self._read_done(store.impatient())
-        return decide(returncode, self.signals.first, self._reports(), done=self.done is not None,
+                answered = True
+        return decide(returncode, self.signals.first, self._reports(), done=self.done is not None if answered else None,
                       round_began=self.metrics.round_began())
 
     def _child(self, command: list[str], *, watch_reports: bool) -> int:
         """Start a child and stay with it to its end; its return code, negative for a signal.
 
-        With `watch_reports`, a permanent failure of one rank ends it.
+        With `watch_reports`, a failure of one rank that a restart in place can't mend ends it.
         """
         output = subprocess.PIPE if self.live else None
         child = subprocess.Popen(command, env=self._child_environment(), stdin=subprocess.DEVNULL,
@@ -277,10 +283,10 @@ class _Supervisor:
             elif passed_on and (len(received) > 1 or self._beat > deadline):
                 log.warning("killing what is left", why="second signal" if len(received) > 1 else "budget used up")
                 return
-            elif watch_reports and not passed_on and (report := self._permanent_report()) is not None:
+            elif watch_reports and not passed_on and (report := self._conclusive_report()) is not None:
                 passed_on = True
-                log.error("a rank failed for good, stopping the others", rank=report.rank, code=report.code,
-                          reason=report.message)
+                log.error("a rank failed and a restart here is no help, stopping the others", rank=report.rank,
+                          code=report.code, reason=report.message)
                 deadline = self._beat + _PERMANENT_GRACE_SECONDS
                 self._stop(child)
             with contextlib.suppress(queue.Empty):
@@ -295,8 +301,10 @@ class _Supervisor:
         budget = self.config.launch.stop_budget_seconds
         return budget - min(STOP_MARGIN_SECONDS, budget / 2) / 2
 
-    def _permanent_report(self) -> Report | None:
-        return next((report for report in self._reports() if 0 < report.code < 128), None)
+    def _conclusive_report(self) -> Report | None:
+        """A report after which a restart in place is no help: the failure is permanent, or the store is away."""
+        return next((report for report in self._reports()
+                     if 0 < report.code < 128 or report.code == Exit.STORE_UNAVAILABLE), None)
 
     def _reports(self) -> list[Report]:
         return read_reports(self._reports_folder)
@@ -316,6 +324,7 @@ class _Supervisor:
         return {
             **self.plan.child_environment(self.environ),
             "PYTHONUNBUFFERED": "1",
+            PARENT_ENV: str(os.getpid()),
             RESOLVED_ENV: str(self.folder / "config.json"),
             CHANNEL_ENV: str(self.folder / "channel"),
             REPORTS_ENV: str(self._reports_folder),

@@ -7,6 +7,8 @@ blanked last, in the finished line.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import math
 import os
@@ -73,13 +75,19 @@ def get_logger() -> FilteringBoundLogger:
 
 
 class _Stdout:
-    """Whatever `sys.stdout` is at the moment of the write: the live view puts itself in between."""
+    """Whatever `sys.stdout` is at the moment of the write: the live view puts itself in between.
+
+    A reader that went away or a full disk costs the line and never the run.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stdout.write(text)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
 
 
 _STDOUT = _Stdout()
@@ -143,7 +151,7 @@ def _blank_secret_names(_logger: Any, _method: str, event: Event) -> Event:
 
 
 def _secrets(environ: Mapping[str, str]) -> list[str]:
-    return sorted({value for name, value in environ.items()
+    return sorted({form for name, value in environ.items() for form in (value, json.dumps(value)[1:-1])
                    if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
                    and not name.endswith(("_FILE", "_PATH"))}, key=len, reverse=True)
 

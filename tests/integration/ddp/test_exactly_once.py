@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 
 import pytest
 
-from tests.integration.jobs import Job, contents, newest, random_states
+from tests.integration.jobs import Job, contents, finish, newest, random_states, wait_for
 from tests.integration.small import SAMPLES
-from trainer.checkpoint.ledger import audit
+from trainer.audit import audit_run
 from trainer.checkpoint.survey import read_manifest, survey
+from trainer.config import load
+from trainer.launch.exits import Exit
 from trainer.store import ObjectStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -55,7 +58,7 @@ def test_any_sequence_of_world_sizes_and_kills_sees_every_sample_once(
     ended = job.torchrun(2)
     assert ended.code == 0, ended.text
 
-    result = audit(object_store, newest(object_store, "elastic"), SAMPLES)
+    result = audit_run(load(str(job.config()), environ={}).config)
     assert [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(SAMPLES, 0, 0)] * 4
     assert result.exact
     assert result.steps == 4 * 7
@@ -74,7 +77,19 @@ def test_sigterm_on_one_rank_stops_all_ranks_at_one_step_after_a_checkpoint(
     resumed = make_job(name="stopped").torchrun(2)
     assert resumed.code == 0
     assert [line["step"] for line in resumed.events("restored")] == saved
-    assert audit(object_store, newest(object_store, "stopped"), SAMPLES).exact
+    assert audit_run(load(str(make_job(name="stopped").config()), environ={}).config).exact
+
+
+def test_sigterm_with_loader_processes_saves_too(make_file_job: MakeJob, file_store: ObjectStore) -> None:
+    job = make_file_job(name="loaders", settings={"train.epochs": 400, "data.workers": 2})
+    running = job.start_ratchet(launch__nproc_per_node=1)
+    wait_for(running, lambda: survey(file_store, "loaders").committed)
+    running.send_signal(signal.SIGTERM)
+    ended = finish(running)
+    assert ended.code == Exit.PREEMPTED, ended.text
+    stopped = ended.lines[-1]
+    assert stopped["reason"] == f"SIGTERM: stopped at step {stopped['step']}, which is saved"
+    assert newest(file_store, "loaders").step == stopped["step"]
 
 
 def _forwards(world_size: int, step: int) -> int:

@@ -197,17 +197,18 @@ def test_the_audit_counts_the_samples_of_the_chain_only(store: ObjectStore, alon
     assert second.ledger is not None
     second.ledger.note(1, 0, (0, 4))
     newest = second.save(2, 5).place
-    result = audit(store, newest, expected=5)
+    result = audit(store, newest, epoch_samples=5, samples=5)
     assert (result.steps, result.checkpoints, result.attempts, result.exact) == (2, 2, 2, True)
     assert [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(5, 0, 0)]
-    assert audit(store, lost, expected=5).attempts == 1
+    assert audit(store, lost, epoch_samples=5, samples=5).attempts == 1
+    assert not audit(store, newest, epoch_samples=5, samples=6).exact, "one that the manifest counts is in no ledger"
 
 
 def test_a_sample_seen_twice_is_counted(store: ObjectStore, alone: Peers) -> None:
     writer = checkpointer(store, alone, training(), ledger=True)
     assert writer.ledger is not None
     writer.ledger.note(0, 0, (1, 1, 2))
-    result = audit(store, writer.save(1, 3).place, expected=3)
+    result = audit(store, writer.save(1, 3).place, epoch_samples=3, samples=3)
     assert not result.exact
     assert [(e.seen, e.repeated, e.missing) for e in result.epochs] == [(2, 1, 1)]
 
@@ -215,7 +216,7 @@ def test_a_sample_seen_twice_is_counted(store: ObjectStore, alone: Peers) -> Non
 def test_an_audit_without_ledgers_says_which_setting_makes_them(store: ObjectStore, alone: Peers) -> None:
     place = checkpointer(store, alone, training()).save(1, 8).place
     with pytest.raises(LedgerError, match=r"data\.ledger = true"):
-        audit(store, place, expected=8)
+        audit(store, place, epoch_samples=8, samples=8)
 
 
 def test_a_hostile_manifest_is_refused_and_runs_nothing(store: ObjectStore, alone: Peers) -> None:

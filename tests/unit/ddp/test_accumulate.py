@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.checkpoint.peers import Peers
 from trainer.ddp.accumulate import accumulate
 from trainer.ddp.sampler import MicroBatch, Sampler, Step
+from trainer.plugins import PluginError
 
 
 def squares(model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int, dict[str, Any]]:
@@ -46,6 +47,16 @@ def test_a_stand_in_adds_nothing_to_gradient_and_loss(alone: Peers) -> None:
     total = accumulate(model, squares, iter([torch.randn(2, 4)]), step, nullcontext)
     assert float(total) == 0.0
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("answer", "what"), [
+    (lambda total: total, "a Tensor"), (lambda total: (total, 4), "a tuple of 2"),
+    (lambda total: (1.0, 4, {}), "a tuple of 3")])
+def test_a_loss_that_returns_something_else_is_told_what_to_return(answer: Any, what: str, alone: Peers) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    step = Sampler(length=4, global_batch_size=4).step(0)
+    with pytest.raises(PluginError, match=rf"returned {what}.*must return \(sum of the losses"):
+        accumulate(model, lambda m, b: answer(m(b).sum()), iter([torch.randn(4, 4)]), step, nullcontext)
 
 
 def test_a_loss_that_counts_other_samples_than_it_was_given_is_refused(alone: Peers) -> None:

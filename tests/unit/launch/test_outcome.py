@@ -15,7 +15,9 @@ def report(code, *, time=10.0, rank=0, step=7, message=""):
 @pytest.mark.parametrize(("returncode", "received", "reports", "done", "code", "reason"), [
     # It ended by itself.
     (0, None, [], True, 0, "the run is complete"),
-    (0, None, [], False, 0, "the run is complete"),
+    (0, None, [], None, 0, "the run is complete"),
+    # Whatever torchrun says, the store knows better.
+    (0, None, [], False, 1, "the ranks ended with 0 and the run is not complete"),
     # It was told to stop.
     (1, TERM, [report(143)], False, 143, "SIGTERM: code 143"),
     (1, INT, [report(143)], False, 130, "SIGINT: code 143"),
@@ -40,6 +42,8 @@ def report(code, *, time=10.0, rank=0, step=7, message=""):
     # Who lost a peer is never the cause.
     (1, None, [report(161, time=6), report(137, time=7)], False, 137, "code 137"),
     (1, None, [report(161, time=6), report(161, time=7)], False, 161, "code 161"),
+    # The host of the rendezvous can only be missed after there was one.
+    (162, None, [report(162, time=7)], False, 161, "the pod that hosts the rendezvous went away: code 162"),
     # Nobody said why.
     (-KILL, None, [], False, 137, "torchrun was killed by SIGKILL"),
     (-signal.SIGSEGV, None, [], False, 139, "torchrun was killed by SIGSEGV"),

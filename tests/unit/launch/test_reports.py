@@ -16,7 +16,7 @@ from trainer.launch.reports import (
 )
 
 DONE = Done(run="digits", epochs=10, max_steps=0, step=230, samples=14370, checkpoint="digits/step-000000230/a",
-            evaluation={"loss": 0.0712345, "accuracy": 0.98125}, settings={})
+            evaluation={"loss": 0.0712345, "accuracy": 0.98125}, config={})
 
 
 def failure(message="boom", exception=""):

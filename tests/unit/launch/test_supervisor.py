@@ -34,7 +34,8 @@ from pathlib import Path
 from trainer.config import load_for_worker
 from trainer.launch.exits import Report, write_report
 from trainer.store import open_store
-from trainer.checkpoint.done import Done, order_settings, write_done
+import dataclasses
+from trainer.checkpoint.done import Done, write_done
 from trainer.telemetry.channel import Sender
 from trainer.telemetry.metrics import RankMetrics
 
@@ -47,7 +48,7 @@ def report(code, message="", step=7):
 def finish():
     write_done(open_store(config.store), Done(run=config.run.name, epochs=config.train.epochs, max_steps=0, step=30,
                samples=99, checkpoint="digits/step-000000030/x", evaluation={"accuracy": 0.975},
-               settings=order_settings(config)))
+               config=dataclasses.asdict(config)))
 
 def wait_for(name):
     while not (here / name).exists():
