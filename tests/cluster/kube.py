@@ -103,6 +103,15 @@ class Job:
         return {name for name, pod in self.pods().items()
                 if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]}
 
+    def stopped(self) -> bool:
+        """Whether it is suspended and no pod works for it.
+
+        A pod that ended by itself, because another one's SIGTERM reached it through the ranks first,
+        may stay: with cleanPodPolicy Running the operator deletes only what runs. It is replaced on resume.
+        """
+        return "Suspended" in self.conditions() and all(
+            pod["status"]["phase"] in ("Failed", "Succeeded") for pod in self.pods().values())
+
     def worker(self, index: int) -> str:
         return f"{self.name}-worker-{index}"
 

@@ -36,8 +36,7 @@ def test_a_release_trains_scales_stops_resumes_and_leaves_its_checkpoints(here: 
     step = job.wait_for_step(step + 5, world_size=3)["step"]
 
     stop = follow(notes, "Stop")
-    wait_until("the job to be Suspended and its pods gone",
-               lambda: "Suspended" in job.conditions() and not job.pods(), seconds=120)
+    wait_until("the job to be Suspended and its pods to end", job.stopped, seconds=120)
     assert run.checkpoints()[0].step >= step
 
     assert "the same with job.suspend=false" in notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import urllib.parse
 import urllib.request
 from collections import Counter
@@ -51,9 +52,13 @@ def test_prometheus_has_every_core_metric_of_every_rank_once(here: Namespace) ->
     assert max(identities.values()) == 1, "duplicate series"
 
     for index in (0, 1):
-        problems = command("kubectl", "--namespace", "ratchet-infra", "exec", "--stdin", "deployment/prometheus", "--",
-                           "promtool", "check", "metrics", stdin=job.http(index, "/metrics"))
-        assert not problems
+        assert not check(job.http(index, "/metrics"))
+
+
+def check(body: str) -> str:
+    """What promtool says of it: this machine's, else the one in the Prometheus image."""
+    there = ("kubectl", "--namespace", "ratchet-infra", "exec", "--stdin", "deployment/prometheus", "--")
+    return command(*(() if shutil.which("promtool") else there), "promtool", "check", "metrics", stdin=body)
 
 
 def query(expression: str) -> list[dict[str, Any]]:

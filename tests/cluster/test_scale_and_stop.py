@@ -38,8 +38,7 @@ def test_a_suspended_job_saves_within_its_grace_and_goes_on_from_there(here: Nam
     assert not run.checkpoints()
 
     suspend(here, True)
-    wait_until("the job to be Suspended and its pods gone",
-               lambda: "Suspended" in job.conditions() and not job.pods(), seconds=120)
+    wait_until("the job to be Suspended and its pods to end", job.stopped, seconds=120)
 
     [saved] = run.checkpoints()
     assert saved.step >= seen
