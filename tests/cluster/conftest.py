@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.kube import ARTIFACTS, ROOT, Namespace, Witness, command, namespace
+from tests.cluster.runs import outside
 
 CLUSTER = ROOT / "tests" / "cluster" / "cluster.sh"
 IMAGE = "ratchet:dev"
@@ -78,6 +79,7 @@ def here(request: pytest.FixtureRequest, image: str) -> Iterator[Namespace]:
     """
     title = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())
     with namespace(f"t-{title[:45].strip('-')}", getattr(request, "param", {})) as fresh:
+        outside(fresh).empty()  # of the last time: the cluster stays, and with it the store
         yield fresh
         if request.node.stash.get(_failed, True):
             folder = ARTIFACTS / title.strip("-")

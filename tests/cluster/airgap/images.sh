@@ -8,7 +8,8 @@ readonly SEAWEEDFS_VERSION=4.48
 readonly SUITE=bookworm
 
 readonly PYTHON_IMAGE=ratchet-airgap/python:3.11-bookworm
-readonly BUSYBOX_IMAGE=ratchet-airgap/busybox:1.35-lookup
+readonly BUSYBOX_IMAGE=ratchet-airgap/busybox:1.35
+readonly INIT_IMAGE=ratchet-airgap/init:1
 readonly PROMETHEUS_IMAGE=ratchet-airgap/prometheus:3.13
 readonly REGISTRY_IMAGE=ratchet-airgap/registry:3
 readonly S3_IMAGE=ratchet-airgap/seaweedfs:$SEAWEEDFS_VERSION
@@ -107,20 +108,23 @@ busybox_image() {
   chmod 1777 "$context/root/tmp"
   echo 'root:x:0:0:root:/:/bin/sh' >"$context/root/etc/passwd"
   cp "$BUILT/busybox" "$context/root/bin/"
-  "$BUILT/busybox" --list | grep -vx -e busybox -e nslookup | xargs -I{} ln -s busybox "$context/root/bin/{}"
-  # The operator's init container asks nslookup for the Master. This one fails when any of the search
-  # domains has no such name, alpine's when all of them have none.
-  cat >"$context/root/bin/nslookup" <<'LOOKUP'
-#!/bin/sh
-answer=$(busybox nslookup "$@" 2>&1)
-code=$?
-echo "$answer"
-case $answer in *Name:*Address:*) exit 0 ;; esac
-exit $code
-LOOKUP
-  chmod 755 "$context/root/bin/nslookup"
+  "$BUILT/busybox" --list | grep -vx busybox | xargs -I{} ln -s busybox "$context/root/bin/{}"
   printf 'FROM scratch\nCOPY root/ /\nENV PATH=/bin\nCMD ["sh"]\n' >"$context/Dockerfile"
   build_image "$BUSYBOX_IMAGE" "$hash" "$context"
+}
+
+# init_image: what the operator's init container needs of its alpine: a shell and an nslookup that
+# succeeds when one of the search domains has the name. Busybox's asks for all of them.
+init_image() {
+  local hash context
+  hash=$(recipe "$(declare -f init_image)" "$PYTHON_IMAGE")
+  ! image_is "$INIT_IMAGE" "$hash" || return 0
+  context=$(new_dir)
+  # shellcheck disable=SC2016
+  printf '#!/bin/sh\nexec getent hosts "$1"\n' >"$context/nslookup"
+  chmod 755 "$context/nslookup"
+  printf 'FROM %s\nCOPY nslookup /usr/local/bin/\n' "$PYTHON_IMAGE" >"$context/Dockerfile"
+  build_image "$INIT_IMAGE" "$hash" "$context"
 }
 
 s3_image() {
@@ -141,6 +145,7 @@ s3_image() {
 images_up() {
   python_image
   busybox_image
+  init_image
   s3_image
   build_prometheus
   scratch_image "$PROMETHEUS_IMAGE" prometheus "$BUILT/prometheus"

@@ -49,7 +49,6 @@ airgap_images() {
   local made
   made=$("$CLUSTER_DIR/airgap/build.sh" env)
   eval "$made"
-  INIT_IMAGE=$BUSYBOX_IMAGE
   OWN_CNI=true
   PATH="$TOOLS:$PATH"
 }

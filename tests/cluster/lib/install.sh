@@ -70,6 +70,7 @@ install_parts() {
   s3=$(offer "$S3_IMAGE")
   prometheus=$(offer "$PROMETHEUS_IMAGE")
   offer "$BASE_IMAGE" >/dev/null
+  offer "$BUSYBOX_IMAGE" >/dev/null
 
   operator_yaml "$operator" >"$STATE/operator.yaml"
   apply <"$STATE/operator.yaml"
