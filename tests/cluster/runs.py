@@ -27,8 +27,8 @@ SLOW = Path(__file__).with_name("slow_digits.py")
 
 SAMPLES = 1442
 """Of the digits' training split."""
-EPOCHS = 20
-"""Of a slow run: more than 200 s long, until it is told to hurry."""
+EPOCHS = 40
+"""Of a slow run: more than 400 s long, until it is told to hurry."""
 SAVE_EVERY = 10
 """Steps between the saves of a slow run."""
 

@@ -17,7 +17,7 @@ CHART = ROOT / "helm" / "ratchet"
 VALUES = Path(__file__).with_name("values.yaml")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_release_trains_scales_stops_resumes_and_leaves_its_checkpoints(here: Namespace, image: str,
                                                                          tmp_path: Path) -> None:
     here.kubectl("create", "secret", "generic", "ratchet-s3", "--from-literal=AWS_ACCESS_KEY_ID=ratchet",
@@ -29,7 +29,7 @@ def test_a_release_trains_scales_stops_resumes_and_leaves_its_checkpoints(here: 
 
     helm(here, "install", "digits", CHART, "--values", values)
     step = job.wait_for_step(SAVE_EVERY, world_size=2)["step"]
-    assert "Succeeded" in helm(here, "test", "digits", "--logs", "--timeout", "120s", timeout=150)
+    assert "Succeeded" in helm(here, "test", "digits", "--logs", "--timeout", "300s", timeout=330)
 
     notes = helm(here, "get", "notes", "digits")
     follow(notes, "Scale")
