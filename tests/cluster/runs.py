@@ -89,11 +89,12 @@ class Outside:
 
 
 def render(here: Namespace, settings: Mapping[str, Any] | None = None, *, replicas: int = 2,
-           slow: bool = True) -> list[dict[str, Any]]:
+           min_replicas: int = 1, slow: bool = True) -> list[dict[str, Any]]:
     """The objects of the overlay, with a store prefix of the namespace's own and with other settings.
 
     Args:
         settings: `section.field` -> value, written into the ConfigMap's TOML file.
+        min_replicas: 2: no pod begins alone while the other one is still on its way.
         slow: train with `slow_digits`, user code that comes from a ConfigMap, so that there is time to interrupt it.
     """
     objects = [o for o in yaml.safe_load_all(command("kubectl", "kustomize", OVERLAY)) if o]
@@ -107,6 +108,7 @@ def render(here: Namespace, settings: Mapping[str, Any] | None = None, *, replic
     config_map["data"]["config.toml"] = _changed(config_map["data"]["config.toml"], changes)
     job = the(objects, "PyTorchJob")
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = replicas
+    job["spec"]["elasticPolicy"]["minReplicas"] = min_replicas
     if slow:
         for spec in job["spec"]["pytorchReplicaSpecs"].values():
             add_code(spec["template"]["spec"])

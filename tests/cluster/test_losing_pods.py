@@ -12,7 +12,7 @@ from tests.cluster.runs import SAVE_EVERY, outside, render
 
 def train(here: Namespace) -> tuple[Job, int]:
     """A run on two pods in the middle of it, between two saves; and the step that it has reached."""
-    here.apply(render(here))
+    here.apply(render(here, min_replicas=2))
     job = here.job()
     return job, job.wait_for_step(SAVE_EVERY + SAVE_EVERY // 2, world_size=2)["step"]
 

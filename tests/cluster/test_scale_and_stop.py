@@ -32,7 +32,7 @@ def test_the_world_follows_the_replicas_and_no_sample_is_lost(here: Namespace) -
 @pytest.mark.timeout(600)
 def test_a_suspended_job_saves_within_its_grace_and_goes_on_from_there(here: Namespace) -> None:
     # Nothing but the stop asks for a checkpoint.
-    here.apply(render(here, {"checkpoint.every_steps": 0, "checkpoint.every_seconds": 0}))
+    here.apply(render(here, {"checkpoint.every_steps": 0, "checkpoint.every_seconds": 0}, min_replicas=2))
     job, run = here.job(), outside(here)
     seen = job.wait_for_step(10, world_size=2)["step"]
     assert not run.checkpoints()
@@ -69,7 +69,7 @@ def drained() -> Iterator[list[str]]:
 
 @pytest.mark.timeout(600)
 def test_a_drained_node_costs_no_sample(here: Namespace, drained: list[str]) -> None:
-    here.apply(render(here))
+    here.apply(render(here, min_replicas=2))
     job = here.job()
     seen = job.wait_for_step(SAVE_EVERY + SAVE_EVERY // 2, world_size=2)["step"]
     node = _node(job, 1)
