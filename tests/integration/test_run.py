@@ -77,8 +77,8 @@ def test_sigterm_gives_143_after_a_checkpoint_and_the_next_start_goes_on(
 
 
 def test_a_rank_that_is_killed_with_no_restart_left_gives_137_and_the_next_start_goes_on(
-        make_job: MakeJob, object_store: ObjectStore) -> None:
-    job = make_job(name="killed", settings={"launch.nproc_per_node": "2"})
+        make_file_job: MakeJob) -> None:
+    job = make_file_job(name="killed", settings={"launch.nproc_per_node": "2"})
     ended = job.ratchet(launch__max_restarts=0, workload__options={"faults": ["1:8:kill"]})
     assert ended.code == Exit.KILLED, ended.text
     assert "SIGKILL" in last_line(ended)["reason"]
@@ -86,8 +86,8 @@ def test_a_rank_that_is_killed_with_no_restart_left_gives_137_and_the_next_start
     assert job.ratchet().code == 0
 
 
-def test_an_error_of_user_code_is_permanent_and_named_in_the_last_line(make_job: MakeJob) -> None:
-    job = make_job(name="broken", settings={"launch.nproc_per_node": "2", "launch.max_restarts": 5})
+def test_an_error_of_user_code_is_permanent_and_named_in_the_last_line(make_file_job: MakeJob) -> None:
+    job = make_file_job(name="broken", settings={"launch.nproc_per_node": "2", "launch.max_restarts": 5})
     ended = job.ratchet(workload__options={"faults": ["1:4:raise"]})
     assert ended.code == Exit.USER_ERROR, ended.text
     line = last_line(ended)
