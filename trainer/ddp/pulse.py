@@ -18,7 +18,7 @@ from trainer.checkpoint.peers import Peers
 
 _PERIOD_SECONDS = 0.25
 """How late a signal is heard, while steps take as long as they did."""
-_MOST_STEPS = 8
+_MOST_STEPS = 32
 """Steps between two beats, so that a pace that falls all at once delays a beat by few steps."""
 
 
