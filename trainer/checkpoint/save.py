@@ -68,6 +68,10 @@ class Checkpointer:
         """The newest committed checkpoint of this attempt's history; None before the first."""
         self._replicated, self._owned = Staging(), Staging()
 
+    def holds(self, step: int) -> bool:
+        """Whether the newest committed checkpoint is that of `step`."""
+        return self.last is not None and self.last.step == step
+
     def save(self, step: int, samples: int) -> Saved:
         """Write and commit a checkpoint of the state as it is now.
 

@@ -150,21 +150,23 @@ class Worker:
 
     def _is_saved(self, training: Training) -> bool:
         """Whether the state as it is now is committed; what is not is tried again."""
-        for _ in range(_FINAL_TRIES):
-            if self.checkpointer.last is not None and self.checkpointer.last.step == training.step:
-                return True
+        tries = 0
+        while not self.checkpointer.holds(training.step) and tries < _FINAL_TRIES:
             self._save()
-        return self.checkpointer.last is not None and self.checkpointer.last.step == training.step
+            tries += 1
+        return self.checkpointer.holds(training.step)
 
     def _stop(self, training: Training) -> Ending:
         """Stop early, with the last step in the store if it takes it."""
-        self._is_saved(training)
+        if self._is_saved(training):
+            store = "which is saved"
+        elif self.checkpointer.last is not None:
+            store = f"the last checkpoint is that of step {self.checkpointer.last.step}"
+        else:
+            store = "without any checkpoint"
         self.metrics.enter("shutdown")
         self.metrics.flush(force=True)
-        last = self.checkpointer.last.step if self.checkpointer.last else None
-        return Ending(Exit.PREEMPTED, f"stopped at step {training.step}, " + (
-            "which is saved" if last == training.step else f"the last checkpoint is that of step {last}"
-            if last is not None else "without any checkpoint"))
+        return Ending(Exit.PREEMPTED, f"stopped at step {training.step}, {store}")
 
     def _finish(self, training: Training) -> Ending:
         """Make sure that the end is durable, measure it, and leave the mark that the run is complete."""
