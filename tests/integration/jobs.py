@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trainer.checkpoint.manifest import Manifest
 from trainer.checkpoint.names import Place
@@ -79,7 +79,7 @@ class Job:
     def torchrun(self, world_size: int, *, restarts: int = 0, module: str = "trainer.ddp.worker",
                  **settings: Any) -> Ended:
         """Run the ranks under torchrun to their end."""
-        return finish(self.start([sys.executable, "-m", "trainer.ddp.agent", "--standalone", "--nnodes", "1",
+        return finish(self.start([sys.executable, "-m", "trainer.elastic", "--standalone", "--nnodes", "1",
                                   "--nproc-per-node", str(world_size), "--max-restarts", str(restarts),
                                   "-m", module, str(self.config(**settings))]))
 
@@ -91,11 +91,12 @@ class Job:
                       **settings: Any) -> subprocess.Popen[str]:
         return self.start([sys.executable, "-m", "trainer", "run", str(self.config(**settings)), *arguments], environ)
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], environ: Mapping[str, str] | None = None, *,
+              output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
         ours = ("RATCHET_", "PET_", "RANK", "WORLD_SIZE")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         return subprocess.Popen(
-            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            command, cwd=ROOT, text=True, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             env={**inherited, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                  "PYTHONPATH": str(ROOT), "RATCHET_TEST_JOB": str(self.folder), **self.environ, **(environ or {})})
 

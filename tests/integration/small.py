@@ -3,13 +3,14 @@
 Dropout and random augmentation draw from the generators, BatchNorm has buffers, Adam has moments,
 and 102 samples in batches of 16 leave a tail of 6 (BatchNorm needs two samples a rank).
 `workload.options.faults` is a list of `"RANK:CALL:FAULT"`; a fault strikes in that forward pass of
-that rank, the first time it gets there (a file remembers).
+that rank, the first time it gets there (a file remembers); with `!` behind it, every time.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,25 +53,40 @@ class Faults:
             return
         mark = Path(self._memory) / f"{self._rank}-{self._calls}-{fault}"
         try:
-            mark.touch(exist_ok=False)
+            mark.touch(exist_ok=fault.endswith("!"))
         except FileExistsError:
             return
-        match fault:
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "term":
-                os.kill(os.getpid(), signal.SIGTERM)
-            case "raise":
-                raise ZeroDivisionError("this user code is broken on purpose")
-            case "exit":
-                os._exit(7)
-            case "quit":
-                os._exit(0)
+        _strike(fault.removesuffix("!"))
+
+
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
+CODES = {"exit": 7, "quit": 0}
+
+
+def _strike(fault: str) -> None:
+    if fault in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[fault])
+    elif fault in CODES:
+        os._exit(CODES[fault])
+    elif fault == "raise":
+        raise ZeroDivisionError("this user code is broken on purpose")
+    elif fault == "spin":
+        while True:
+            pass
+    elif fault == "read":
+        os.read(os.pipe()[0], 1)  # nobody will ever write
+    elif fault == "pause":
+        time.sleep(3600)
+    elif fault == "eat":
+        eaten = []
+        while True:
+            eaten.append(bytearray(b"x" * (16 << 20)))
 
 
 class Net(nn.Module):
-    def __init__(self, hidden: int, faults: Faults, *, plain: bool) -> None:
+    def __init__(self, hidden: int, faults: Faults, *, plain: bool, pace: float) -> None:
         super().__init__()
+        self.pace = pace
         # Defined in another order than they run in, so that DistributedDataParallel, which begins with the
         # one and goes on with the other, has its buckets to rearrange.
         self.head = nn.Linear(hidden, 2)
@@ -82,6 +98,7 @@ class Net(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if self.training:
+            time.sleep(self.pace)
             self.faults.strike()
         out: torch.Tensor = self.head(self.body(features))
         return out
@@ -90,7 +107,8 @@ class Net(nn.Module):
 def build_model(config: Config) -> nn.Module:
     options = config.workload.options
     faults = Faults(list(options.get("faults", [])), str(options.get("memory", "")))
-    return Net(options.get("hidden", 64), faults, plain=options.get("plain", False))
+    return Net(options.get("hidden", 64), faults, plain=options.get("plain", False),
+               pace=options.get("pace", 0.0))
 
 
 def build_dataset(config: Config, split: str) -> Numbers:

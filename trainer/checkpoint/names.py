@@ -5,6 +5,7 @@
                                    receipt-00003-of-00008.json    what rank 3 wrote
                                    manifest.json                  the commit
     <run>/ledger/<attempt>/step-000000120-00003-of-00008          sample numbers, by setting
+    <run>/failures/...                                            failures without progress (trainer.launch.budget)
     <run>/done.json                                               the run is complete
 """
 

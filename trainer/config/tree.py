@@ -195,6 +195,29 @@ class Launch:
     max_restarts: int = 100
     """Restarts of the worker group by torchrun when PET_MAX_RESTARTS does not say."""
 
+    max_restarts_without_progress: int = 5
+    """So many failures in a row with no new checkpoint between them end the job for good, over all its pods."""
+
+    rendezvous_timeout_seconds: float = 600.0
+    """How long to wait for the pod that hosts the rendezvous, and then for enough pods to meet."""
+
+    silent_seconds: float = 10.0
+    """A rank that sends no heartbeat and uses no CPU for so long is killed and restarted; 0: never."""
+
+    stall_seconds: float = 120.0
+    """After so long without a step (or 5 times the longest so far) all stacks are logged, after twice that the
+    ranks are restarted; 0: never."""
+
+    start_seconds: float = 1800.0
+    """The same limit for a start, a restore, an evaluation or a save, which have no steps to learn from."""
+
+    kubernetes_events: bool = False
+    """Write Events and an annotation of the PyTorchJob when the run starts, goes on, hangs or ends; needs the
+    Role of k8s/components/events."""
+
+    warm_start: bool = True
+    """Fork ranks from a process that has imported torch already; false: a new interpreter each."""
+
     stop_budget_seconds: float = 30.0
     """Time from SIGTERM to the end: the same value as terminationGracePeriodSeconds."""
 
@@ -253,10 +276,12 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NOT_NEGATIVE = (
     "train.max_steps", "train.clip_norm", "train.evaluate_every_epochs", "optimizer.lr", "optimizer.weight_decay",
     "optimizer.momentum", "schedule.warmup_steps", "data.workers", "checkpoint.every_steps",
-    "checkpoint.every_seconds", "launch.max_restarts",
+    "checkpoint.every_seconds", "launch.max_restarts", "launch.silent_seconds", "launch.stall_seconds",
 )
-_AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "checkpoint.object_mb")
-_POSITIVE = ("parallel.timeout_seconds", "parallel.bucket_mb", "launch.stop_budget_seconds")
+_AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "checkpoint.object_mb",
+                 "launch.max_restarts_without_progress")
+_POSITIVE = ("parallel.timeout_seconds", "parallel.bucket_mb", "launch.stop_budget_seconds",
+             "launch.rendezvous_timeout_seconds", "launch.start_seconds")
 _IMPORT_STRINGS = tuple(f"workload.{name}" for name in
                         ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate"))
 

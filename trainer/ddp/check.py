@@ -1,7 +1,6 @@
 """What can be told before any rendezvous: does the user's code work, and does the checkpoint fit?
 
-Run by the supervisor as `python -m trainer.ddp.check`: it needs torch, which the supervisor must
-not load, and a crash of user code must not take the supervisor with it.
+Run by the agent in a process of its own: a crash of user code must not take anybody with it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
-
-from trainer.launch.exits import PARENT_ENV
 
 
 @dataclass(frozen=True)
@@ -69,18 +65,3 @@ class StopRequest:
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, so that no rank outlives its agent.
-
-    RATCHET_PARENT tells whether it has ended before, while this process was still importing torch.
-    """
-    if sys.platform != "linux":
-        return
-    parent = int(os.environ.get(PARENT_ENV) or os.getppid())
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.environ[PARENT_ENV] = str(os.getpid())  # for whom this process starts

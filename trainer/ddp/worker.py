@@ -25,12 +25,14 @@ from trainer.ddp.accumulate import accumulate
 from trainer.ddp.data import evaluation_batches, training_batches
 from trainer.ddp.ending import Ending, guarded
 from trainer.ddp.evaluate import evaluate
+from trainer.ddp.heart import Heart
 from trainer.ddp.loop import Training, train
-from trainer.ddp.process import Rank, StopRequest, die_with_parent, process_group
+from trainer.ddp.process import Rank, StopRequest, process_group
 from trainer.ddp.pulse import Pulse
 from trainer.ddp.report import Reporter
 from trainer.ddp.wrap import pick_device, set_deterministic, settle_buckets, wrap
 from trainer.launch.exits import Exit
+from trainer.launch.parent import die_with_parent
 from trainer.plugins import load_plugins
 from trainer.store import StoreUnavailable, open_store
 from trainer.telemetry import logs
@@ -46,8 +48,10 @@ class Worker:
 
     def __init__(self, config: Config, rank: Rank) -> None:
         self.config, self.rank = config, rank
+        sender = Sender.from_environment()
         self.metrics = RankMetrics(rank=rank.rank, local_rank=rank.local_rank, world_size=rank.world_size,
-                                   sender=Sender.from_environment())
+                                   sender=sender)
+        self.heart = Heart(self.metrics, sender)
         self.plugins = load_plugins(config)
         self.device = pick_device(rank.local_rank, config.parallel.backend)
         set_deterministic(config.train.deterministic, self.device)

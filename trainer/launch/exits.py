@@ -20,6 +20,10 @@ PARENT_ENV = "RATCHET_PARENT"
 """Process id of who started this process and must not be outlived."""
 
 
+GO_ENV = "RATCHET_GO"
+"""Set for an agent that checks the user's code first and then waits for a line on its standard input."""
+
+
 class Exit(IntEnum):
     """The codes `ratchet run` and its ranks choose themselves; a rank's death by signal n gives 128 + n."""
 
@@ -27,12 +31,14 @@ class Exit(IntEnum):
     USER_ERROR = 1
     BAD_CONFIG = 2
     UNREADABLE = 3
+    NO_PROGRESS = 4
     INTERRUPTED = 130
     KILLED = 137
     PREEMPTED = 143
     STORE_UNAVAILABLE = 160
     PEER_LOST = 161
     NO_RENDEZVOUS = 162
+    STALLED = 163
 
     @property
     def retryable(self) -> bool:
@@ -57,6 +63,8 @@ TABLE = (
         "fix what the line names"),
     Row(Exit.UNREADABLE, "the run has checkpoints and none of them verifies",
         "repair the store, or set another run.name to start afresh"),
+    Row(Exit.NO_PROGRESS, "launch.max_restarts_without_progress failures without a new checkpoint between them",
+        "mend the cause that the line names (mostly memory), then start again: it resumes"),
     Row(Exit.INTERRUPTED, "SIGINT (Ctrl-C): stopped after a checkpoint", "start again: it resumes"),
     Row(Exit.KILLED, "a rank was killed (SIGKILL, mostly out of memory) and no restart was left",
         "look at the memory limit"),
@@ -65,6 +73,8 @@ TABLE = (
     Row(Exit.STORE_UNAVAILABLE, "the store does not answer", "look at the store; retried"),
     Row(Exit.PEER_LOST, "another pod's ranks went away and no restart was left", "look at the other pods; retried"),
     Row(Exit.NO_RENDEZVOUS, "not enough pods came together in time", "look for pending pods; retried"),
+    Row(Exit.STALLED, "a rank hung, was killed for it, and no restart was left",
+        "read the stacks in the log; retried"),
 )
 """Every code, in order."""
 
@@ -89,11 +99,17 @@ class Report:
 
 
 def write_report(report: Report) -> None:
-    """Leave a report for the supervisor, atomically; without one (plain torchrun) do nothing."""
+    """Leave a report for the supervisor; without one (plain torchrun) do nothing."""
     folder = os.environ.get(REPORTS_ENV)
-    if not folder:
+    if folder:
+        write_report_to(Path(folder), report)
+
+
+def write_report_to(folder: Path, report: Report) -> None:
+    """Leave a report, atomically. The first word about a process stands."""
+    target = folder / f"rank-{report.rank}-{report.pid}.json"
+    if target.exists():
         return
-    target = Path(folder) / f"rank-{report.rank}-{report.pid}.json"
     draft = target.with_suffix(".tmp")
     draft.write_text(json.dumps({**asdict(report), "time": report.time or time.time()}))
     draft.replace(target)

@@ -6,7 +6,8 @@ handed to torchrun as explicit arguments. A pure function of its inputs: `ratche
 
 * `elastic`: PET_RDZV_BACKEND (PyTorchJob with elasticPolicy). The number of pods may change.
 * `static`: PET_NNODES with PET_MASTER_ADDR and PET_NODE_RANK (PyTorchJob with a Master, TrainJob), or
-  MASTER_ADDR, RANK and WORLD_SIZE alone. A fixed number of pods.
+  MASTER_ADDR, RANK and WORLD_SIZE alone (Volcano; in an Indexed Job, JOB_COMPLETION_INDEX is the RANK).
+  A fixed number of pods.
 * `single`: nothing, or PET_STANDALONE. This machine alone, under an elastic torchrun.
 """
 
@@ -26,6 +27,12 @@ STOP_MARGIN_SECONDS = 5.0
 """What torchrun's own deadline leaves of the stop budget: to kill what is left and to say why."""
 
 _DEFAULT_PORT = 29500
+_QUICK_CONF = {"keep_alive_interval": "1", "keep_alive_max_attempt": "3", "last_call_timeout": "10"}
+"""A pod that is gone is noticed after 3 s (torch: 15) and a round with room left closes after 10 s
+(torch: 30). Longer than a starved machine or clocks that differ need; a pod that is taken for gone while
+ranks run loses nothing, because only the next round asks."""
+_WITHOUT_EFFECT = ("PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE", "PET_NUMA_BINDING", "PET_VIRTUAL_LOCAL_RANK",
+                   "PET_LOCAL_RANKS_FILTER", "PET_DUPLICATE_STDOUT_FILTERS", "PET_DUPLICATE_STDERR_FILTERS")
 _HANDLED = ("PET_STANDALONE", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
             "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID", "PET_RDZV_CONF", "PET_MAX_RESTARTS",
             "PET_SHUTDOWN_TIMEOUT", "PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH")
@@ -99,6 +106,8 @@ def make_plan(config: Config, resources: Resources, environ: Mapping[str, str] |
     changes = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_shutdown_timeout(config))}
     if not environ.get("OMP_NUM_THREADS"):
         changes["OMP_NUM_THREADS"] = str(max(1, resources.cpus // nproc))
+    if ignored := [name for name in _WITHOUT_EFFECT if environ.get(name)]:
+        warnings.append(f"{', '.join(ignored)}: without effect, all ranks write to this pod's standard output")
     base = _Base(config, environ, nproc, changes, notes, warnings)
 
     nodes = _nodes(environ)
@@ -113,6 +122,10 @@ def make_plan(config: Config, resources: Resources, environ: Mapping[str, str] |
         plan = base.single("PET_NNODES=1 without a master")
     elif environ.get("RANK") or environ.get("WORLD_SIZE"):
         plan = base.static_from_plain()
+    elif environ.get("JOB_COMPLETION_INDEX", "0") != "0":
+        raise ConfigError(f"JOB_COMPLETION_INDEX={environ['JOB_COMPLETION_INDEX']}: in an Indexed Job of several pods set"
+                          " MASTER_ADDR=<job>-0.<headless service>, MASTER_PORT and WORLD_SIZE=<completions>; without"
+                          " them every pod would train by itself into the same run")
     else:
         plan = base.single("no PET_* and no RANK")
     return plan
@@ -148,6 +161,9 @@ class _Base:
                               f"{environ['PET_MASTER_ADDR']}): PET_NNODES={environ['PET_NNODES']} counts the Workers"
                               " only, so the Master is one node too many; remove the Master from the PyTorchJob")
         conf = _rdzv_conf(environ.get("PET_RDZV_CONF", ""))
+        if backend == "c10d":
+            join = {"join_timeout": str(max(1, round(self.config.launch.rendezvous_timeout_seconds)))}
+            conf = {**_QUICK_CONF, **join, **conf}
         if backend == "c10d" and "is_host" not in conf and (name := _own_name(environ)):
             host = endpoint.rpartition(":")[0] or endpoint
             # TrainJob's host is <pod>.<service>. Otherwise torchrun's own comparison by address stays.
@@ -179,16 +195,18 @@ class _Base:
 
         They count *pods*: Volcano gives every pod one RANK and sets WORLD_SIZE to the number of
         pods. So RANK is the node rank, and each pod starts as many ranks as it resolves for itself.
+        In an Indexed Job, Kubernetes itself numbers the pods: JOB_COMPLETION_INDEX stands for RANK.
         """
         environ = self.environ
-        missing = [name for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE") if not environ.get(name)]
+        rank_name = "RANK" if environ.get("RANK") or not environ.get("JOB_COMPLETION_INDEX") else "JOB_COMPLETION_INDEX"
+        names = ("MASTER_ADDR", rank_name, "WORLD_SIZE")
+        missing = [name for name in names if not environ.get(name)]
         if missing:
-            there = [name for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE") if environ.get(name)]
+            there = [name for name in names if environ.get(name)]
             raise ConfigError(f"{' and '.join(there)} set, {' and '.join(missing)} not: set all three to run"
                               " over several pods, or none to run on this machine alone")
-        self.notes.append("RANK and WORLD_SIZE are taken to count pods (Volcano)")
-        return self._static("MASTER_ADDR, RANK, WORLD_SIZE", _integer(environ, "WORLD_SIZE", least=1),
-                            rank_name="RANK", addr=environ["MASTER_ADDR"], port_name="MASTER_PORT")
+        self.notes.append(f"{rank_name} and WORLD_SIZE are taken to count pods")
+        return self._static(", ".join(names), _integer(environ, "WORLD_SIZE", least=1), rank_name=rank_name, addr=environ["MASTER_ADDR"], port_name="MASTER_PORT")
 
     def _static(self, why: str, nodes: int, *, rank_name: str, addr: str, port_name: str) -> LaunchPlan:
         environ = self.environ

@@ -44,6 +44,12 @@ def find_resources(root: Path = Path("/"), environ: Mapping[str, str] | None = N
     return Resources(cpus, memory, gpus, (cpu_text, memory_text, gpu_text))
 
 
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and of those above it, version 2 first; they need not be there."""
+    yield from _v2_folders(root)
+    yield from _v1_folders(root, controller)
+
+
 def _cpus(root: Path, affinity: int) -> tuple[int, str]:
     quotas = [*_least(_v2_folders(root), "cpu.max", _quota_v2), *_least(_v1_folders(root, "cpu"), "", _quota_v1)]
     if not quotas or min(quotas) >= affinity:

@@ -29,6 +29,9 @@ STATES: tuple[State, ...] = get_args(State)
 REASONS = ("store_unavailable", "store_refused", "other")
 """Why a save failed."""
 
+STALLS = ("silent", "still")
+"""How a rank hangs."""
+
 BUCKETS = (0.005, 0.015, 0.05, 0.15, 0.5, 1.5, 5.0, 15.0, 60.0, 300.0)
 """Upper bounds of step durations in seconds."""
 
@@ -79,6 +82,8 @@ METRICS = (
     Metric("worker_up", "gauge", "Whether the process of this local rank is there.", ("local_rank",), by_pod=True),
     Metric("worker_restarts_total", "counter", "Times the process of this local rank was replaced.",
            ("local_rank",), by_pod=True),
+    Metric("stalls_total", "counter", "Times a rank of this pod hung: silent (no heartbeat) or still (no step).",
+           ("reason",), STALLS, by_pod=True),
     Metric("lost_steps_total", "counter", "Finished steps that had to be done again after a restart.", by_pod=True),
 )
 """Every metric."""
@@ -124,6 +129,7 @@ class RankMetrics:
     def __init__(self, *, rank: int, local_rank: int, world_size: int, sender: Sender | None) -> None:
         self._sender = sender
         self._state: State = "init"
+        self._ticks = 0
         # The interpreter and torch took their time before this object could be made.
         self._since = time.monotonic() - _process_age()
         self._next_flush = 0.0
@@ -154,8 +160,30 @@ class RankMetrics:
         now = time.monotonic()
         self._values["time_seconds_total", self._state] += now - self._since
         self._state, self._since = state, now
+        self._ticks += 1
         if now >= self._next_flush:
             self._send(now)
+
+    @property
+    def progress(self) -> tuple[State, int, int]:
+        """State, step and a count that moves with each change of state; may be asked for by any thread."""
+        return self._state, self._step, self._ticks
+
+    @_harmless
+    def beat(self, still: float, where: str, stacks: str) -> None:
+        """Send a heartbeat; called by another thread than all the rest.
+
+        Args:
+            still: seconds without progress.
+            where: the main thread is, when it has been still for long.
+            stacks: file into which a signal makes this process write all its stacks.
+        """
+        if self._sender is not None:
+            state, step, ticks = self.progress
+            self._sender.send(json.dumps({
+                "version": 1, "beat": True, **{name: self._identity[name] for name in ("rank", "local_rank", "pid")},
+                "state": state, "step": step, "ticks": ticks, "still": still, "where": where, "stacks": stacks,
+            }).encode())
 
     @_harmless
     def step(self, *, step: int, epoch: int, samples: int, seconds: float) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,7 +23,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 import trainer
-from trainer.telemetry.metrics import BUCKETS, BY_NAME, METRICS, Metric
+from trainer.telemetry.metrics import BUCKETS, BY_NAME, METRICS, STALLS, Metric
 
 Key = tuple[str, str, str]
 """(metric, rank or "", value of the closed label or "")."""
@@ -47,6 +48,25 @@ class RankView:
     """Sum over its steps."""
     times: Mapping[str, float]
     """By state."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The newest sign of life of one local rank whose process is there."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    heard: float
+    """When, on the monotonic clock."""
+    state: str
+    step: int
+    ticks: int
+    """Moves with every change of state, so within an evaluation too."""
+    where: str
+    """Where its main thread stands, when it has stood there for long."""
+    stacks: str
+    """File into which it writes its stacks on SIGUSR1; empty: it does not."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,7 @@ class _Slot:
     packet: dict[str, Any]
     restarts: int = 0
     restored_step: int | None = None
+    heart: Heartbeat | None = None
 
 
 class PodMetrics(Collector):
@@ -97,6 +118,7 @@ class PodMetrics(Collector):
         self._outliving: dict[str, float] = {}
         self._furthest_step = 0
         self._lost_steps = 0
+        self._stalls = dict.fromkeys(STALLS, 0)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -107,6 +129,10 @@ class PodMetrics(Collector):
             raise ValueError(f"datagram version {packet['version']}")
         with self._lock:
             slot = self._slots.get(packet["local_rank"])
+            if packet.get("beat"):
+                if slot is not None and packet["pid"] == slot.packet["pid"]:
+                    slot.heart = _heartbeat(packet)
+                return
             if slot is None:
                 slot = self._slots[packet["local_rank"]] = _Slot(packet)
             elif packet["pid"] == slot.packet["pid"]:
@@ -115,7 +141,7 @@ class PodMetrics(Collector):
                 return  # a late word of a process that was replaced
             else:
                 self._retire(slot.packet)
-                slot.packet, slot.restored_step = packet, None
+                slot.packet, slot.restored_step, slot.heart = packet, None, None
                 slot.restarts += 1
             self._outliving.update({name: value for name, _, value in packet["values"] if BY_NAME[name].outlives})
             self._count_lost_steps(slot)
@@ -124,6 +150,17 @@ class PodMetrics(Collector):
         """When the newest set of processes began, in seconds since the epoch; 0 before the first."""
         with self._lock:
             return min((float(slot.packet["started"]) for slot in self._slots.values()), default=0.0)
+
+    def hearts(self) -> list[Heartbeat]:
+        """Of the ranks that have one and whose process is there."""
+        with self._lock:
+            hearts = [slot.heart for slot in self._slots.values() if slot.heart is not None]
+        return [heart for heart in hearts if self._alive(heart.pid)]
+
+    def count_stall(self, reason: str) -> None:
+        """Count a rank that hung."""
+        with self._lock:
+            self._stalls[reason] += 1
 
     def view(self) -> PodView:
         """A consistent picture of this moment."""
@@ -227,6 +264,8 @@ class PodMetrics(Collector):
             case "worker_restarts_total":
                 return [([str(rank)], float(self._slots[rank].restarts) if rank in self._slots else 0.0)
                         for rank in local_ranks]
+            case "stalls_total":
+                return [([reason], float(count)) for reason, count in self._stalls.items()]
             case "lost_steps_total":
                 return [([], float(self._lost_steps))]
             case _:
@@ -265,6 +304,12 @@ def process_alive(pid: int) -> bool:
 
 def _rank_of(metric: Metric, packet: Mapping[str, Any]) -> str:
     return str(packet["rank"]) if metric.by_rank else ""
+
+
+def _heartbeat(packet: Mapping[str, Any]) -> Heartbeat:
+    return Heartbeat(rank=packet["rank"], local_rank=packet["local_rank"], pid=packet["pid"], heard=time.monotonic(),
+                     state=packet["state"], step=packet["step"], ticks=packet["ticks"], where=packet["where"],
+                     stacks=packet["stacks"])
 
 
 def _rank_view(packet: Mapping[str, Any], up: bool) -> RankView:

@@ -116,7 +116,7 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 serviceAccountName: {{ include "ratchet.serviceAccountName" . }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ .Values.config.launch.kubernetes_events | default false }}
 enableServiceLinks: false
 {{- with .Values.podSecurityContext }}
 securityContext:

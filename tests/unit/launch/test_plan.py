@@ -20,7 +20,12 @@ STATIC = {"PET_NNODES": "3", "PET_MASTER_ADDR": "job-master-0", "PET_MASTER_PORT
 """As the v1 operator writes it for a Master and two Workers."""
 TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1",
             "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}
+CONF = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=10,join_timeout=600"
+"""What every c10d rendezvous gets unless PET_RDZV_CONF says otherwise."""
 VOLCANO = {"MASTER_ADDR": "job-master-0.job", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "1"}
+
+INDEXED = {"MASTER_ADDR": "job-0.job", "WORLD_SIZE": "3", "JOB_COMPLETION_INDEX": "2"}
+"""An Indexed Job of three pods with a headless Service, whose manifest names the first pod."""
 
 
 def config(**launch):
@@ -43,13 +48,13 @@ def plan(environ, resources=CPUS, **launch):
      ["--standalone", "--nnodes=1", "--nproc-per-node=1", "--max-restarts=7"]),
     ({**ELASTIC, "PET_STANDALONE": "0"}, "elastic",
      ["--nnodes=1:3", "--rdzv-backend=c10d", "--rdzv-endpoint=job-worker-0:23456", "--rdzv-id=myrun",
-      "--nproc-per-node=1", "--max-restarts=7"]),
+      CONF, "--nproc-per-node=1", "--max-restarts=7"]),
     (ELASTIC, "elastic",
      ["--nnodes=1:3", "--rdzv-backend=c10d", "--rdzv-endpoint=job-worker-0:23456", "--rdzv-id=myrun",
-      "--nproc-per-node=1", "--max-restarts=7"]),
+      CONF, "--nproc-per-node=1", "--max-restarts=7"]),
     ({**ELASTIC, "PET_RDZV_ID": "x", "PET_RDZV_CONF": "join_timeout=60,read_timeout=5"}, "elastic",
      ["--nnodes=1:3", "--rdzv-backend=c10d", "--rdzv-endpoint=job-worker-0:23456", "--rdzv-id=x",
-      "--rdzv-conf=join_timeout=60,read_timeout=5", "--nproc-per-node=1", "--max-restarts=7"]),
+      f"{CONF.replace('=600', '=60')},read_timeout=5", "--nproc-per-node=1", "--max-restarts=7"]),
     ({**ELASTIC, "PET_RDZV_BACKEND": "etcd-v2", "HOSTNAME": "job-worker-0"}, "elastic",
      ["--nnodes=1:3", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=job-worker-0:23456", "--rdzv-id=myrun",
       "--nproc-per-node=1", "--max-restarts=7"]),
@@ -57,7 +62,7 @@ def plan(environ, resources=CPUS, **launch):
     ({**TRAINJOB, "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-node-0-0.job:29500",
       "HOSTNAME": "job-node-0-0"}, "elastic",
      ["--nnodes=2:2", "--rdzv-backend=c10d", "--rdzv-endpoint=job-node-0-0.job:29500", "--rdzv-id=myrun",
-      "--rdzv-conf=is_host=true", "--nproc-per-node=1", "--max-restarts=100"]),
+      f"{CONF},is_host=true", "--nproc-per-node=1", "--max-restarts=100"]),
     (STATIC, "static",
      ["--nnodes=3", "--node-rank=2", "--rdzv-backend=static", "--master-addr=job-master-0", "--master-port=23456",
       "--nproc-per-node=2", "--max-restarts=0"]),
@@ -73,6 +78,11 @@ def plan(environ, resources=CPUS, **launch):
     (VOLCANO, "static",
      ["--nnodes=3", "--node-rank=1", "--rdzv-backend=static", "--master-addr=job-master-0.job", "--master-port=23456",
       "--nproc-per-node=1", "--max-restarts=0"]),
+    (INDEXED, "static",
+     ["--nnodes=3", "--node-rank=2", "--rdzv-backend=static", "--master-addr=job-0.job", "--master-port=29500",
+      "--nproc-per-node=1", "--max-restarts=0"]),
+    ({"JOB_COMPLETION_INDEX": "0"}, "single",
+     ["--standalone", "--nnodes=1", "--nproc-per-node=1", "--max-restarts=100"]),
     ({**VOLCANO, "MASTER_PORT": ""}, "static",
      ["--nnodes=3", "--node-rank=1", "--rdzv-backend=static", "--master-addr=job-master-0.job", "--master-port=29500",
       "--nproc-per-node=1", "--max-restarts=0"]),
@@ -94,6 +104,8 @@ def test_the_environment_decides_the_mode(environ, mode, arguments):
     ({**STATIC, "PET_NODE_RANK": "3"}, ["PET_NODE_RANK=3", "less than 3"]),
     ({**STATIC, "PET_NODE_RANK": "last"}, ["PET_NODE_RANK=last", "whole number"]),
     ({**STATIC, "PET_MAX_RESTARTS": "-1"}, ["PET_MAX_RESTARTS=-1"]),
+    ({"JOB_COMPLETION_INDEX": "1"}, ["JOB_COMPLETION_INDEX=1", "MASTER_ADDR", "WORLD_SIZE"]),
+    ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}, ["MASTER_ADDR"]),
     ({**ELASTIC, "PET_RDZV_CONF": "timeout"}, ["PET_RDZV_CONF=timeout", "KEY=VALUE"]),
     ({"PET_NPROC_PER_NODE": "two"}, ["PET_NPROC_PER_NODE = 'two'", "auto, cpu or gpu"]),
     ({"PET_NPROC_PER_NODE": "gpu"}, ["PET_NPROC_PER_NODE = 'gpu'", "no GPU"]),
@@ -141,15 +153,15 @@ def test_ranks_that_do_not_match_the_gpus_are_warned_about(number, warning):
 
 
 @pytest.mark.parametrize(("environ", "expected"), [
-    ({"HOSTNAME": "job-worker-0"}, {"is_host": "true"}),
-    ({"HOSTNAME": "node-7", "POD_NAME": "job-worker-0"}, {"is_host": "true"}),  # hostNetwork
-    ({"HOSTNAME": "job-worker-1"}, {}),
-    ({"HOSTNAME": "job-worker-00"}, {}),
-    ({"HOSTNAME": "job-worker-0", "PET_RDZV_CONF": "is_host=false"}, {"is_host": "false"}),
-    ({"HOSTNAME": "job-worker-0", "PET_RDZV_ENDPOINT": "job-worker-0.job.ns.svc:1"}, {"is_host": "true"}),
+    ({"HOSTNAME": "job-worker-0"}, "true"),
+    ({"HOSTNAME": "node-7", "POD_NAME": "job-worker-0"}, "true"),  # hostNetwork
+    ({"HOSTNAME": "job-worker-1"}, None),
+    ({"HOSTNAME": "job-worker-00"}, None),
+    ({"HOSTNAME": "job-worker-0", "PET_RDZV_CONF": "is_host=false"}, "false"),
+    ({"HOSTNAME": "job-worker-0", "PET_RDZV_ENDPOINT": "job-worker-0.job.ns.svc:1"}, "true"),
 ])
 def test_the_pod_that_the_endpoint_names_hosts_the_rendezvous(environ, expected):
-    assert plan({**ELASTIC, **environ}).rdzv_conf == expected
+    assert plan({**ELASTIC, **environ}).rdzv_conf.get("is_host") == expected
 
 
 @pytest.mark.parametrize(("environ", "shared"), [({}, "1"), (ELASTIC, "1"), (STATIC, None), (VOLCANO, None)])

@@ -1,0 +1,253 @@
+"""What goes wrong while ranks run, with real processes: each case ends as it should, loses little, and soon."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.jobs import Ended, Job, finish, wait_for
+from tests.integration.pods import Pods
+from trainer.audit import audit_run
+from trainer.checkpoint.survey import survey
+from trainer.config import load
+from trainer.launch.exits import Exit
+from trainer.launch.processes import descendants, marked
+from trainer.store import ObjectStore
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+MakeJob = Callable[..., Job]
+EVERY = 3
+"""Steps between two checkpoints of the small job."""
+CALL, DONE = 12, 5
+"""The forward pass in which the fault strikes (two a step), and the steps that are finished by then."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault in a job of two ranks in one pod."""
+
+    name: str
+    fault: str
+    code: int = 0
+    reason: str = ""
+    """Found in the last line's reason; for a job that recovers, in a line of the log."""
+    lost: int = EVERY
+    """Most steps done again."""
+    seconds: float = 60.0
+    """Most seconds from the last step before the fault to the first one after it. Quiet machines need a tenth."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+STALL = {"launch.stall_seconds": 2.0}
+CASES = (
+    Case("a rank is killed", f"1:{CALL}:kill", reason="a failure"),
+    Case("a rank dies of a segmentation fault", f"1:{CALL}:segv", reason="killed by SIGSEGV"),
+    Case("a rank raises", f"1:{CALL}:raise", Exit.USER_ERROR, "ZeroDivisionError: this user code is broken on purpose"),
+    Case("a rank ends itself with a code of its own", f"1:{CALL}:exit", Exit.USER_ERROR, "exit code 7"),
+    Case("a rank is stopped", f"1:{CALL}:stop", reason="the process is stopped \\(SIGSTOP\\)",
+         settings={"launch.silent_seconds": 3.0}),
+    Case("a rank hangs in Python", f"1:{CALL}:spin", reason="hung: compute after step 5", settings=STALL),
+    Case("a rank hangs in a system call", f"1:{CALL}:read", reason="small.py", settings=STALL),
+    Case("the same step fails again and again", f"1:{CALL}:kill!", Exit.NO_PROGRESS, "2 failures in a row",
+         settings={"launch.max_restarts_without_progress": 2}),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_when(case: Case, make_file_job: MakeJob) -> None:
+    job = make_file_job(name="faulty", settings={"launch.nproc_per_node": "2", **case.settings})
+    ended = job.ratchet(workload__options={"faults": [case.fault]})
+    assert ended.code == case.code, ended.text
+    told = str(ended.lines[-1]["reason"]) if case.code else ended.text
+    assert re.search(case.reason, told), ended.text
+    restored = ended.events("restored")
+    if case.code == 0:
+        (back,) = restored
+        assert DONE - case.lost <= back["step"] <= DONE, ended.text
+        assert audit_run(load(str(job.config()), environ={}).config).exact
+        assert _gap(ended) < case.seconds, ended.text
+    if case.settings == STALL:
+        stacks = [line for line in ended.events("stacks") if line["rank"] == 1]
+        assert "in _strike" in stacks[0]["stacks"], "the log shows where it hung"
+        assert len(ended.events("stacks")) >= 2, "the stacks of the rank that waited are there too"
+    assert not marked(f"RATCHET_TEST_JOB={job.folder}\0")
+
+
+def test_out_of_memory_is_called_by_its_name(make_file_job: MakeJob, memory_limit: Path) -> None:
+    job = make_file_job(name="hungry", settings={"launch.nproc_per_node": "1", "launch.max_restarts": 0})
+    config = str(job.config(workload__options={"faults": [f"0:{CALL}:eat"]}))
+    enter = f"import os; open({str(memory_limit / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    run = f"from trainer.cli import main; import sys; sys.exit(main(['run', {config!r}]))"
+    ended = finish(job.start([sys.executable, "-c", enter + run]))
+    assert ended.code == Exit.KILLED, ended.text
+    assert re.match(r"out of memory: limit 1\.50 GiB, peak 1\.\d\d GiB", ended.lines[-1]["reason"]), ended.text
+    assert ended.lines[-1]["step"] >= 4, "how far it was is told although it could not say so itself"
+
+
+@pytest.fixture
+def memory_limit() -> Iterator[Path]:
+    """A cgroup of 1.5 GiB below our own."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    own = next((Path("/sys/fs/cgroup/memory" + path) for _, names, path in lines if names == "memory"), None)
+    own = own or Path("/sys/fs/cgroup" + next(path for number, _, path in lines if number == "0"))
+    folder = own / f"ratchet-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        limit = folder / ("memory.limit_in_bytes" if own.is_relative_to("/sys/fs/cgroup/memory") else "memory.max")
+        limit.write_text(str(3 << 29))
+    except OSError as error:
+        pytest.skip(f"no right to limit memory with a cgroup here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_the_agent_is_killed(make_file_job: MakeJob, file_store: ObjectStore) -> None:
+    job = make_file_job(name="headless", settings={"launch.nproc_per_node": "2", "train.epochs": 4000})
+    running = job.start_ratchet()
+    wait_for(running, lambda: survey(file_store, "headless").committed)
+    (agent,) = {pid for pid in descendants(running.pid) if b"trainer.elastic" in _command(pid)}
+    os.kill(agent, signal.SIGKILL)
+    ended = finish(running)
+    assert ended.code == Exit.KILLED, ended.text
+    assert "torchrun was killed by SIGKILL" in ended.lines[-1]["reason"]
+    assert not marked(f"RATCHET_TEST_JOB={job.folder}\0")
+
+
+@pytest.fixture
+def pods(make_file_job: MakeJob) -> Iterator[Callable[..., Pods]]:
+    """Jobs of several pods; none is left at the end."""
+    made: list[Pods] = []
+
+    def make(nodes: str, **settings: Any) -> Pods:
+        job = make_file_job(name="pods", settings={"train.epochs": 4000, "workload.options": {"pace": 0.02}})
+        made.append(Pods(job, nodes, settings=settings).__enter__())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.__exit__()
+
+
+def test_the_pod_that_hosts_the_rendezvous_is_replaced(pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("2:2")
+    job.start(0)
+    job.start(1)
+    job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint")
+    job.kill(0)
+    assert job.end(1) == Exit.PEER_LOST, job.text()
+    saved = survey(file_store, "pods").committed[0].step
+    job.start(1)
+    job.start(0)
+    job.wait_for(lambda: job.lines(0, "restored") + job.lines(1, "restored"), "the restore")
+    job.wait_for(lambda: survey(file_store, "pods").committed[0].step > saved, "a new checkpoint")
+
+
+def test_another_pod_is_replaced_and_the_survivor_waits_in_place(
+        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("2:2")
+    job.start(0)
+    job.start(1)
+    job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint")
+    job.kill(1)
+    job.start(1)
+    job.wait_for(lambda: len(job.lines(0, "restored")) == 1, "the restore of the survivor")
+    assert len(job.lines(0, "plan")) == 1, "its pod was not started again"
+    saved = survey(file_store, "pods").committed[0].step
+    job.wait_for(lambda: survey(file_store, "pods").committed[0].step > saved, "a new checkpoint")
+
+
+def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("1:2")
+    worlds = lambda: [line["world_size"] for line in job.lines(0, "starting ranks")]  # noqa: E731
+    job.start(0)
+    job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint of one pod")
+    job.start(1)
+    job.wait_for(lambda: worlds() == [1, 2], "the second pod to be taken in")
+    job.wait_for(lambda: len(job.lines(0, "restored")) == 1, "the training of two")
+    job.terminate(1)
+    assert job.end(1) == Exit.PREEMPTED, job.text()
+    job.wait_for(lambda: worlds() == [1, 2, 1], "the first pod to go on alone")
+    job.wait_for(lambda: len(job.lines(0, "restored")) == 2, "the training of one")
+    steps = job.steps()
+    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(steps)), (
+        "nothing was done again when the world grew or shrank", steps)
+
+
+def test_sigterm_while_waiting_for_other_pods(pods: Callable[..., Pods]) -> None:
+    job = pods("2:2")
+    job.start(0)
+    job.wait_for(lambda: job.lines(0, "serving"), "the start")
+    job.terminate(0)
+    assert job.end(0) == Exit.PREEMPTED, job.text()
+    assert "without a new checkpoint" in job.lines(0)[-1]["reason"]
+
+
+def test_sigterm_while_the_host_of_the_rendezvous_is_not_there(pods: Callable[..., Pods]) -> None:
+    job = pods("2:2")
+    job.environ = {"PET_RDZV_ENDPOINT": "no-such-pod.invalid:23456"}
+    job.start(1)
+    job.wait_for(lambda: job.lines(1, "waiting for the rendezvous host"), "the wait")
+    assert "does not resolve" in job.lines(1, "waiting for the rendezvous host")[0]["missing"]
+    job.terminate(1)
+    assert job.end(1) == Exit.PREEMPTED, job.text()
+
+
+def test_a_host_of_the_rendezvous_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
+    job = pods("2:2", launch__rendezvous_timeout_seconds=1.0)
+    job.environ = {"PET_RDZV_ENDPOINT": "no-such-pod.invalid:23456"}
+    job.start(1)
+    assert job.end(1) == Exit.NO_RENDEZVOUS, job.text()
+    assert "the name no-such-pod.invalid does not resolve" in job.lines(1)[-1]["reason"]
+
+
+def test_the_port_of_the_rendezvous_is_taken(pods: Callable[..., Pods]) -> None:
+    job = pods("2:2", launch__rendezvous_timeout_seconds=5.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        job.environ = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{other.getsockname()[1]}"}
+        job.start(0)
+        assert job.end(0) == Exit.NO_RENDEZVOUS, job.text()
+
+
+@pytest.mark.parametrize("fault", ["0:1:pause", "0:8:pause"], ids=["the first batch", "a step"])
+def test_sigterm_in_a_batch_that_does_not_end(fault: str, make_file_job: MakeJob) -> None:
+    job = make_file_job(name="stuck", settings={"launch.nproc_per_node": "2", "launch.stop_budget_seconds": 4.0})
+    running = job.start_ratchet(workload__options={"faults": [fault]})
+    rank, call, what = fault.split(":")
+    wait_for(running, (job.folder / "faults" / f"{rank}-{call}-{what}").exists)
+    running.send_signal(signal.SIGTERM)
+    ended = finish(running)
+    assert ended.code == Exit.PREEMPTED, ended.text
+    assert not marked(f"RATCHET_TEST_JOB={job.folder}\0")
+    resumed = job.ratchet()
+    assert resumed.code == 0, resumed.text
+    assert audit_run(load(str(job.config()), environ={}).config).exact
+
+
+def _gap(ended: Ended) -> float:
+    """Seconds between the last step before a restart and the first one after it."""
+    restored = next(line for line in ended.lines if line.get("event") == "restored")
+    place = ended.lines.index(restored)
+    times = [[datetime.fromisoformat(line["timestamp"]) for line in part if line.get("event") == "step"]
+             for part in (ended.lines[:place], ended.lines[place:])]
+    return (times[1][0] - times[0][-1]).total_seconds()
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,86 @@
+"""`python -m trainer.elastic`, as a child of the supervisor: check the user's code, wait for the word, run the ranks.
+
+It takes torchrun's arguments. torchrun exits with 1 for everything; what this knows of its ranks goes
+into reports, as a rank's own reasons do, for the supervisor to choose the exit code from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+
+from trainer.config import ConfigError, load_for_worker
+from trainer.elastic.nursery import Cold, Nursery, leave
+from trainer.launch.exits import GO_ENV, Exit, Report, write_report
+from trainer.launch.parent import die_with_parent
+
+
+def main(argv: list[str]) -> int:
+    """Run to the end. Returns 0, 1, or the code of `Exit`."""
+    die_with_parent()
+    warm = True
+    with contextlib.suppress(ConfigError):  # by hand, without settings: torch's own format will do
+        config = load_for_worker([])
+        warm = config.launch.warm_start
+    nursery = Nursery() if warm else Cold()
+
+    from torch.distributed import DistError  # while the nursery imports torch too
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousGracefulExitError
+
+    from trainer.elastic.launch import launch, parse
+    from trainer.telemetry import logs
+
+    args = parse(argv)
+    with contextlib.suppress(ConfigError):
+        logs.configure(load_for_worker([]).log, pod=os.environ.get("POD_NAME", ""))
+    # It warns of every ordinary stop.
+    logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
+    log = logs.get_logger()
+    if GO_ENV in os.environ:
+        if code := _check(nursery):
+            return code
+        if not sys.stdin.readline():
+            return Exit.USER_ERROR  # the supervisor has ended, or wants no ranks after all
+    try:
+        result = launch(args, nursery)
+    except SignalException as stop:
+        log.info("torchrun stopped", signal=stop.sigval.name)
+        return Exit.USER_ERROR
+    except RendezvousGracefulExitError as error:
+        log.info("the rendezvous ended", reason=str(error))
+        return Exit.DONE
+    except (RendezvousError, DistError) as error:  # elastic and static rendezvous fail with one or the other
+        message = f"the pods did not come together: {type(error).__name__}: {error}"
+        log.warning(message)
+        _report(Exit.NO_RENDEZVOUS, message, os.getpid())
+        return Exit.NO_RENDEZVOUS
+    if not result.is_failed():
+        return Exit.DONE
+    log.warning("a rank failed and no restart is left", ranks=sorted(result.failures))
+    return Exit.USER_ERROR
+
+
+def _check(nursery: Nursery | Cold) -> int:
+    """Try the user's code before any pod waits for this one; the exit code, 0 if all is well."""
+    from trainer.ddp.check import main as check
+
+    process = nursery.call(check, [])
+    while (code := process.exitcode) is None:
+        time.sleep(0.01)
+    if code < 0:
+        name = signal.Signals(-code).name
+        _report(128 - code, f"the check was killed by {name}", process.pid or 0)
+    return 128 - code if code < 0 else code
+
+
+def _report(code: int, message: str, pid: int) -> None:
+    write_report(Report(code=code, rank=-1, local_rank=-1, pid=pid, step=-1, message=message))
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))  # what torch would still tidy up takes a second and is of no use to anybody
