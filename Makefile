@@ -53,7 +53,7 @@ lint: setup ## Check style, types and layers
 
 .PHONY: docs
 docs: setup ## Write the generated tables of the README
-	@$(BIN)/python -m trainer.docs --write README.md
+	@$(BIN)/python -m trainer.docs --write README.md docs/operations.md
 
 .PHONY: lock
 lock: setup ## Write the lock files from pyproject.toml (UPGRADE=1: take the newest of everything)

@@ -56,7 +56,7 @@ def _start(server: SeaweedFS, number: int) -> tuple[float, float, float]:
             began = time.monotonic()
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environ, stdin=subprocess.DEVNULL)
         try:
-            execs = _wait(began, lambda: any(b"trainer.elastic" in _command(pid) for pid in descendants(process.pid)))
+            execs = _wait(began, lambda: any(b"trainer.elastic\0" in _command(pid) for pid in descendants(process.pid)))
             step = _wait(began, lambda: b'"event": "step"' in log.read_bytes())
             memory = _resident(process.pid)
         finally:

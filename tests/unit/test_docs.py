@@ -16,6 +16,10 @@ def test_the_readme_shows_every_table_as_declared() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for name in docs.PARTS:
         assert f"<!-- {name}:begin -->" in text
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda path: path.name)
+def test_no_table_is_stale(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     assert docs.fill(text) == text, "stale: run `make docs`"
 
 

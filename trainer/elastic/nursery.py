@@ -93,6 +93,8 @@ def _run_function(function: Callable[[list[str]], int], words: list[str]) -> Non
 def _run_program(program: list[str], environ: dict[str, str]) -> None:
     _own_session()
     os.environ.update(environ)
+    with contextlib.suppress(OSError):  # what `top` and the kernel's own log call it
+        Path("/proc/self/comm").write_text(f"rank-{environ['RANK']}")
     is_module = program[0] == "-m"
     name, *words = program[1:] if is_module else program
     if is_module and name == DEFAULT_PROGRAM:  # imported already; run again as __main__ it would be there twice

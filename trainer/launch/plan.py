@@ -123,8 +123,8 @@ def make_plan(config: Config, resources: Resources, environ: Mapping[str, str] |
     elif environ.get("RANK") or environ.get("WORLD_SIZE"):
         plan = base.static_from_plain()
     elif environ.get("JOB_COMPLETION_INDEX", "0") != "0":
-        raise ConfigError(f"JOB_COMPLETION_INDEX={environ['JOB_COMPLETION_INDEX']}: in an Indexed Job of several pods set"
-                          " MASTER_ADDR=<job>-0.<headless service>, MASTER_PORT and WORLD_SIZE=<completions>; without"
+        raise ConfigError(f"JOB_COMPLETION_INDEX={environ['JOB_COMPLETION_INDEX']}: in an Indexed Job of several pods"
+                          " set MASTER_ADDR=<job>-0.<service>, MASTER_PORT and WORLD_SIZE=<completions>; without"
                           " them every pod would train by itself into the same run")
     else:
         plan = base.single("no PET_* and no RANK")
@@ -206,7 +206,8 @@ class _Base:
             raise ConfigError(f"{' and '.join(there)} set, {' and '.join(missing)} not: set all three to run"
                               " over several pods, or none to run on this machine alone")
         self.notes.append(f"{rank_name} and WORLD_SIZE are taken to count pods")
-        return self._static(", ".join(names), _integer(environ, "WORLD_SIZE", least=1), rank_name=rank_name, addr=environ["MASTER_ADDR"], port_name="MASTER_PORT")
+        return self._static(", ".join(names), _integer(environ, "WORLD_SIZE", least=1), rank_name=rank_name,
+                            addr=environ["MASTER_ADDR"], port_name="MASTER_PORT")
 
     def _static(self, why: str, nodes: int, *, rank_name: str, addr: str, port_name: str) -> LaunchPlan:
         environ = self.environ
