@@ -144,9 +144,8 @@ def _writable(folder: Path) -> str:
 
 
 def _private() -> str:
-    folder = private_folder()
-    folder.rmdir()
-    return f"a new folder in {folder.parent} for sockets and reports"
+    with private_folder() as folder:
+        return f"a new folder in {folder.parent} for sockets and reports"
 
 
 def _shared_memory() -> str:

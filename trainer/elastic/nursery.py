@@ -86,7 +86,6 @@ class _Started:
 
 def _run_function(function: Callable[[list[str]], int], words: list[str]) -> None:
     _own_session()
-    die_with_parent()
     leave(function(words))
 
 
@@ -119,7 +118,9 @@ def _own_session() -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The parent of a rank is the nursery; if that one is gone by now, so is the rank.
-    os.environ[PARENT_ENV] = str(os.getppid())
+    os.environ[PARENT_ENV] = parent = str(os.getppid())
+    die_with_parent()
+    os.environ[PARENT_ENV] = parent  # a worker asks for the same again
 
 
 def leave(code: int) -> None:

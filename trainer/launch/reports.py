@@ -14,6 +14,7 @@ from trainer.checkpoint.done import Done
 from trainer.config import Config
 from trainer.config.load import split_arguments
 from trainer.launch.outcome import Outcome
+from trainer.telemetry.logs import blank
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """Made by the kubelet for every container; `kubectl describe pod` shows it."""
@@ -39,7 +40,8 @@ def termination_message(outcome: Outcome, *, last_checkpoint: str | None) -> str
                               "last_checkpoint": last_checkpoint}
     if root is not None:
         fields |= {**root.where(), "exception": root.exception}
-    fields = {name: value for name, value in fields.items() if value not in (None, "")}
+    fields = {name: blank(value) if isinstance(value, str) else value for name, value in fields.items()
+              if value not in (None, "")}
     room = _LIMIT
     while len(text := json.dumps(fields, ensure_ascii=False).encode()) > _LIMIT:
         room //= 2

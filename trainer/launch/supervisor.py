@@ -11,11 +11,10 @@ import contextlib
 import dataclasses
 import os
 import queue
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +79,12 @@ def run(resolved: Resolved, words: Sequence[str] = (), *, commands: Commands | N
         print(plan_as_text(plan, resources))
     else:
         _log_plan(plan)
-    with Signals() as signals, _private_folder() as folder:
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        try:
+            folder = stack.enter_context(private_folder())
+        except OSError as error:
+            raise ConfigError(str(error)) from None
         supervisor = _Supervisor(config, plan, folder, signals, commands or Commands(), environ)
         outcome = supervisor.run()
         if outcome.code == Exit.DONE:
@@ -343,18 +347,6 @@ def _say_goodbye(outcome: Outcome, last_checkpoint: str | None) -> None:
     say = log.info if outcome.code == Exit.DONE else log.warning if outcome.code >= 128 else log.error
     say("finished", **facts)
     reports.write_termination_message(outcome, last_checkpoint=last_checkpoint)
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    try:
-        folder = private_folder()
-    except OSError as error:
-        raise ConfigError(str(error)) from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pod(environ: Mapping[str, str]) -> str:

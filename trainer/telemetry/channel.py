@@ -6,11 +6,14 @@ good by the next one. That is what lets the sender drop instead of wait.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from trainer.telemetry.logs import get_logger
@@ -18,6 +21,7 @@ from trainer.telemetry.logs import get_logger
 CHANNEL_ENV = "RATCHET_CHANNEL"
 """Path of the pod's socket, set by `ratchet run` for its ranks."""
 
+_PREFIX, _LOCK = "ratchet-", "owner"
 _MAX_PATH = 107
 """Bytes of a socket path that Linux takes (`sun_path` less its final zero)."""
 
@@ -81,18 +85,40 @@ class Receiver:
                 get_logger().warning("a datagram on the metrics channel was not understood", exc_info=True)
 
 
-def private_folder(socket_name: str = "channel") -> Path:
-    """Make a new folder for this user only, short enough that `socket_name` in it is a legal socket path.
+@contextlib.contextmanager
+def private_folder(socket_name: str = "channel") -> Iterator[Path]:
+    """A new folder for this user only, short enough that `socket_name` in it is a legal socket path.
+
+    It is removed at the end. Folders whose owner was killed are removed on the way: an owner holds a
+    lock in its folder for as long as it lives, which no crash can leave behind.
 
     Raises:
         OSError: when no place for it can be found.
     """
     for parent in (tempfile.gettempdir(), "/tmp", "/dev/shm"):  # noqa: S108 - mkdtemp makes it ours alone
         try:
-            folder = Path(tempfile.mkdtemp(prefix="ratchet-", dir=parent))
+            _sweep(Path(parent))
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         except OSError:
             continue
         if len(os.fsencode(folder / socket_name)) <= _MAX_PATH:
-            return folder
+            break
         folder.rmdir()
-    raise OSError("no writable folder with a short path for the metrics socket: set TMPDIR to one")
+    else:
+        raise OSError("no writable folder with a short path for the metrics socket: set TMPDIR to one")
+    try:
+        with (folder / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the private folders of this user's processes that are gone."""
+    for path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):
+            if path.parent.stat().st_uid == os.getuid():
+                with path.open("r+") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its owner lives
+                    shutil.rmtree(path.parent, ignore_errors=True)

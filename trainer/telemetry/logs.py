@@ -156,11 +156,20 @@ def _secrets(environ: Mapping[str, str]) -> list[str]:
                    and not name.endswith(("_FILE", "_PATH"))}, key=len, reverse=True)
 
 
-def _blanking(secrets: list[str]) -> Processor:
-    def blank(_logger: Any, _method: str, line: Any) -> str:
-        assert isinstance(line, str)
-        for secret in secrets:
-            line = line.replace(secret, _BLANK)
-        return _URL_PASSWORD.sub(_BLANK, line)
+def blank(text: str) -> str:
+    """A text for others to read, without the secrets of this process's environment and the passwords of URLs."""
+    return _blanked(text, _secrets(os.environ))
 
-    return blank
+
+def _blanking(secrets: list[str]) -> Processor:
+    def processor(_logger: Any, _method: str, line: Any) -> str:
+        assert isinstance(line, str)
+        return _blanked(line, secrets)
+
+    return processor
+
+
+def _blanked(text: str, secrets: list[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, _BLANK)
+    return _URL_PASSWORD.sub(_BLANK, text)

@@ -41,6 +41,13 @@ def test_a_long_termination_message_is_cut_to_what_kubernetes_keeps(letter):
     assert read["exit_code"] == 1
 
 
+def test_secrets_of_the_environment_and_passwords_of_urls_are_blanked(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh")
+    text = termination_message(failure("refused abcdefgh at http://me:pass@host/x", "abcdefgh"), last_checkpoint=None)
+    assert json.loads(text)["reason"] == "refused *** at http://***@host/x"
+    assert "abcdefgh" not in text
+
+
 def test_it_is_written_only_where_the_kubelet_looks(tmp_path):
     path = tmp_path / "termination-log"
     write_termination_message(failure(), last_checkpoint=None, path=path)

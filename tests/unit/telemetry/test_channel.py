@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -92,10 +94,28 @@ def test_a_long_temporary_folder_is_passed_over(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = private_folder()
-    try:
+    with private_folder() as folder:
         assert len(os.fsencode(folder / "channel")) <= 107
         assert folder.stat().st_mode & 0o077 == 0
         assert not list(long.iterdir())
+    assert not folder.exists()
+
+
+def test_the_folder_of_a_killed_owner_is_removed_by_the_next_one_and_that_of_a_living_one_is_not():
+    code = ("from trainer.telemetry.channel import private_folder\n"
+            "with private_folder() as folder: print(folder, flush=True); input()")
+    environ = {**os.environ, "TMPDIR": "/tmp"}
+    owners = [subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               text=True) for _ in range(2)]
+    try:
+        dead, living = [Path(owner.stdout.readline().strip()) for owner in owners]
+        owners[0].kill()
+        owners[0].wait()
+        assert dead.exists()
+        with private_folder():
+            assert not dead.exists()
+            assert living.exists()
     finally:
-        folder.rmdir()
+        for owner in owners:
+            owner.communicate("\n")
+    assert not living.exists()
