@@ -76,9 +76,12 @@ def _overview() -> str:
 
 def _run(words: list[str]) -> int:
     resolved = _load(words)
-    from trainer.launch.supervisor import run
+    from trainer.launch.early import started
 
-    return run(resolved, words)
+    with started(resolved.config) as early:
+        from trainer.launch.supervisor import supervise  # takes half a second, in which the agent starts
+
+        return supervise(resolved, early, words)
 
 
 def _plan(words: list[str]) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,33 +20,32 @@ _LAST_OUTPUT_SECONDS = 0.5
 
 
 class Child:
-    """Runs from the beginning of the `with` block; nothing it has started survives the end of it.
+    """Nothing that the child has started survives the `with` block.
 
     Args:
-        command: its argument list.
-        environ: its environment.
+        process: the child, which runs already.
         folder: the run's private folder, whose name all its descendants carry in their environment.
         events: told when it ends.
         live: shows its output; None: it writes to our own.
     """
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], folder: Path, events: Events,
-                 live: LiveView | None) -> None:
-        self._command, self._environ, self._folder, self._events, self._live = command, environ, folder, events, live
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, events: Events, live: LiveView | None) -> None:
+        self._process, self._folder, self._events, self._live = process, folder, events, live
         self.started = False
         """Whether it was told to go."""
 
     def __enter__(self) -> Self:
         live = self._live
-        self._process = subprocess.Popen(
-            self._command, env=self._environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE if live else None,
-            stderr=subprocess.STDOUT if live else None, start_new_session=True)
         self._pump = live.follow(self._process.stdout) if live and self._process.stdout else None
         threading.Thread(target=self._wait, daemon=True, name="ratchet-child").start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Kill what is left of it and of all that it has started."""
         # Only what runs: the number of a child that was waited for may be another's by now.
         kill_all([self._process.pid] if self.running else [], str(self._folder))
         self._process.wait()

@@ -9,33 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import queue
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.done import Done, read_done
-from trainer.config import Config, ConfigError, Resolved
-from trainer.config.load import RESOLVED_ENV, to_json
+from trainer.config import Config, Resolved
 from trainer.launch import reports
 from trainer.launch.announce.voices import Voices
 from trainer.launch.child import Child
-from trainer.launch.exits import GO_ENV, PARENT_ENV, REPORTS_ENV, Exit
+from trainer.launch.early import Commands, Early, started
+from trainer.launch.exits import Exit
 from trainer.launch.keeper import Keeper
 from trainer.launch.outcome import Outcome, decide
-from trainer.launch.plan import STOP_MARGIN_SECONDS, LaunchPlan, make_plan
+from trainer.launch.plan import STOP_MARGIN_SECONDS, LaunchPlan
 from trainer.launch.present import plan_as_text
-from trainer.launch.resources import find_resources
 from trainer.launch.server import Server
 from trainer.launch.signals import Aside, Signals
 from trainer.launch.waiting import host_to_wait_for, wait_for_host
 from trainer.store import ObjectStore, StoreError, StoreRefused, StoreUnavailable, open_store
-from trainer.telemetry.channel import CHANNEL_ENV, Receiver, private_folder
+from trainer.telemetry.channel import Receiver
 from trainer.telemetry.logs import configure, get_logger
 from trainer.telemetry.pod import PodMetrics
 
@@ -49,14 +45,6 @@ _PERMANENT_GRACE_SECONDS = 5.0
 """After a permanent failure the other ranks have nothing left to save."""
 
 
-@dataclass(frozen=True)
-class Commands:
-    """The child, as argument lists; torchrun's own options go between `agent` and `worker`."""
-
-    agent: Sequence[str] = (sys.executable, "-m", "trainer.elastic")
-    worker: Sequence[str] = ("-m", "trainer.ddp.worker")
-
-
 def run(resolved: Resolved, words: Sequence[str] = (), *, commands: Commands | None = None,
         environ: Mapping[str, str] | None = None) -> int:
     """Run to the end; return the exit code.
@@ -64,28 +52,26 @@ def run(resolved: Resolved, words: Sequence[str] = (), *, commands: Commands | N
     Args:
         resolved: the settings.
         words: the user's own arguments, to tell how to continue.
-        commands: another child than the real one, for tests.
+        commands: another agent than the real one, for tests.
         environ: None: this process's own.
 
     Raises:
         ConfigError: for mistakes found before anything was started.
     """
+    with started(resolved.config, commands=commands, environ=environ) as early:
+        return supervise(resolved, early, words)
+
+
+def supervise(resolved: Resolved, early: Early, words: Sequence[str] = ()) -> int:
+    """The same, with an agent that runs already."""
     config = resolved.config
-    environ = os.environ if environ is None else environ
-    configure(config.log, run=config.run.name, pod=_pod(environ))
-    resources = find_resources(environ=environ)
-    plan = make_plan(config, resources, environ)
-    if _on_terminal(config):
-        print(plan_as_text(plan, resources))
+    configure(config.log, run=config.run.name, pod=_pod(early.environ))
+    if early.on_terminal:
+        print(plan_as_text(early.plan, early.resources))
     else:
-        _log_plan(plan)
-    with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(Signals())
-        try:
-            folder = stack.enter_context(private_folder())
-        except OSError as error:
-            raise ConfigError(str(error)) from None
-        supervisor = _Supervisor(config, plan, folder, signals, commands or Commands(), environ)
+        _log_plan(early.plan)
+    with Signals() as signals:
+        supervisor = _Supervisor(config, early, signals)
         outcome = supervisor.run()
         if outcome.code == Exit.DONE:
             supervisor.tell_completion(words)
@@ -96,11 +82,8 @@ def run(resolved: Resolved, words: Sequence[str] = (), *, commands: Commands | N
 @dataclass
 class _Supervisor:
     config: Config
-    plan: LaunchPlan
-    folder: Path
+    early: Early
     signals: Signals
-    commands: Commands
-    environ: Mapping[str, str]
     phase: str = "starting"
     store: ObjectStore | None = None
     done: Done | None = None
@@ -108,34 +91,34 @@ class _Supervisor:
     _beat: float = field(default_factory=time.monotonic)
 
     def run(self) -> Outcome:
-        self._reports_folder.mkdir()
-        self.metrics = PodMetrics(run=self.config.run.name, nproc=self.plan.nproc)
-        self.voices = Voices(self.config, self.metrics, self.environ)
-        self.keeper = Keeper(self.config, self.metrics, self._reports_folder, self.signals.events, _pod(self.environ),
-                             self.voices.stalled)
+        config, early, events = self.config, self.early, self.signals.events
+        self.metrics = PodMetrics(run=config.run.name, nproc=early.plan.nproc)
+        self.voices = Voices(config, self.metrics, early.environ)
+        self.keeper = Keeper(config, self.metrics, early.reports, events, _pod(early.environ), self.voices.stalled)
         with contextlib.ExitStack() as stack:
-            receiver = Receiver(self.folder / "channel", self.metrics.take)
-            stack.callback(receiver.close)
-            server = Server(self.config.metrics, registry=self.metrics.registry, status=self.status,
-                            ailing=self._ailing, environ=self.environ)
-            stack.callback(server.close)
-            get_logger().info("serving", metrics=f"{server.url}/metrics", status=f"{server.url}/status")
-            if _on_terminal(self.config):
+            if early.on_terminal:
                 from trainer.launch.live import LiveView  # pods have no terminal and need not load it
 
-                self.live = stack.enter_context(LiveView(self.config.run.name, self.metrics.view, lambda: self.phase))
-            outcome = self._run()
+                self.live = LiveView(config.run.name, self.metrics.view, lambda: self.phase)
+            child = stack.enter_context(Child(early.agent, early.folder, events, self.live))
+            receiver = Receiver(early.channel, self.metrics.take)
+            stack.callback(receiver.close)
+            server = Server(self.config.metrics, registry=self.metrics.registry, status=self.status,
+                            ailing=self._ailing, environ=early.environ)
+            stack.callback(server.close)
+            get_logger().info("serving", metrics=f"{server.url}/metrics", status=f"{server.url}/status")
+            if self.live:
+                stack.enter_context(self.live)
+            outcome = self._run(child)
             self.voices.close(outcome)
         self.phase = "finished"
         return outcome
 
-    def _run(self) -> Outcome:
-        """Start the child and get ready while it does, stay with it to its end, say what that was."""
-        self._write_settings()
-        command = [*self.commands.agent, *self.plan.torchrun_arguments, *self.commands.worker]
-        with Child(command, self._child_environment(), self.folder, self.signals.events, self.live) as child:
-            self.phase = "checking"
-            outcome = self._stay_with(child, Aside(self._prepare, self.signals.events))
+    def _run(self, child: Child) -> Outcome:
+        """Get ready while the child does, stay with it to its end, say what that was."""
+        self.phase = "checking"
+        outcome = self._stay_with(child, Aside(self._prepare, self.signals.events))
+        child.end()
         return outcome or self._conclude(child)
 
     def _prepare(self) -> Outcome | None:
@@ -150,7 +133,7 @@ class _Supervisor:
             return Outcome(Exit.STORE_UNAVAILABLE, str(error))
         if self.done is not None:
             return Outcome(Exit.DONE, "the run was complete already")
-        host = host_to_wait_for(self.plan)
+        host = host_to_wait_for(self.early.plan)
         if host is not None:
             missing = wait_for_host(*host, self.config.launch.rendezvous_timeout_seconds,
                                     stop=lambda: bool(self.signals.received))
@@ -253,7 +236,7 @@ class _Supervisor:
             "values": view.values,
             "info": view.info,
             "ranks": [dataclasses.asdict(rank) for rank in view.ranks],
-            "plan": {"mode": self.plan.mode, "nodes": self.plan.nodes, "ranks_here": self.plan.nproc},
+            "plan": {"mode": self.early.plan.mode, "nodes": self.early.plan.nodes, "ranks_here": self.early.plan.nproc},
         }
 
     def last_checkpoint(self) -> str | None:
@@ -273,7 +256,7 @@ class _Supervisor:
             return
         place = f"{self.store.url.rstrip('/')}/{self.done.checkpoint}"
         command = reports.how_to_continue(words, self.config)
-        if _on_terminal(self.config):
+        if self.early.on_terminal:
             print(reports.completion_text(self.done, place, command))
         else:
             get_logger().info("complete", **reports.completion(self.done, place, command))
@@ -294,36 +277,10 @@ class _Supervisor:
         budget = self.config.launch.stop_budget_seconds
         return budget - min(STOP_MARGIN_SECONDS, budget / 2) / 2
 
-    @property
-    def _reports_folder(self) -> Path:
-        return self.folder / "reports"
-
-    def _write_settings(self) -> None:
-        config = self.config
-        if self.live:  # the ranks write into a pipe and would choose JSON
-            config = dataclasses.replace(config, log=dataclasses.replace(config.log, format="console"))
-        (self.folder / "config.json").write_text(to_json(config))
-
-    def _child_environment(self) -> dict[str, str]:
-        return {
-            **self.plan.child_environment(self.environ),
-            "PYTHONUNBUFFERED": "1",
-            GO_ENV: "1",
-            PARENT_ENV: str(os.getpid()),
-            RESOLVED_ENV: str(self.folder / "config.json"),
-            CHANNEL_ENV: str(self.folder / "channel"),
-            REPORTS_ENV: str(self._reports_folder),
-            **({"FORCE_COLOR": "1"} if self.live else {}),
-        }
-
     def _ailing(self) -> str:
         silent = time.monotonic() - self._beat
         busy = self.phase in ("training", "checking", "stopping")
         return f"the supervisor's loop has not run for {silent:.0f} s" if busy and silent > _SILENT_SECONDS else ""
-
-
-def _on_terminal(config: Config) -> bool:
-    return config.log.format != "json" and sys.stdout.isatty()
 
 
 def _log_plan(plan: LaunchPlan) -> None:

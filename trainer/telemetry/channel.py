@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from trainer.telemetry.logs import get_logger
-
 CHANNEL_ENV = "RATCHET_CHANNEL"
 """Path of the pod's socket, set by `ratchet run` for its ranks."""
 
@@ -82,6 +80,8 @@ class Receiver:
             try:
                 self._take(data)
             except Exception:  # noqa: BLE001 - one strange datagram must not end the metrics of the pod
+                from trainer.telemetry.logs import get_logger  # this module is loaded before the first child runs
+
                 get_logger().warning("a datagram on the metrics channel was not understood", exc_info=True)
 
 

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[3]
 MAIN = """
 import sys
 from trainer.config import load
-from trainer.launch.supervisor import Commands, run
+from trainer.launch.early import Commands
+from trainer.launch.supervisor import run
 agent, *settings = sys.argv[1:]
 commands = Commands(agent=(sys.executable, "-c", agent), worker=("worker",))
 overrides = [tuple(setting.split("=", 1)) for setting in settings]
