@@ -63,6 +63,14 @@ lock: setup ## Write the lock files from pyproject.toml (UPGRADE=1: take the new
 bench-loop: setup ## Compare the training loop with a bare hand-written one
 	@$(BIN)/python -m bench.loop $(ARGS)
 
+.PHONY: bench-recovery
+bench-recovery: setup ## Time the recovery from killed and hung ranks and pods, beside bare torchrun
+	@$(BIN)/python -m bench.recovery $(ARGS)
+
+.PHONY: bench-start
+bench-start: setup ## Time the start of a pod, and weigh its supervisor
+	@$(BIN)/python -m bench.start $(ARGS)
+
 .PHONY: clean
 clean: ## Remove .venv, caches and builds; the runs in ratchet-store/ stay
 	rm -rf .venv build dist *.egg-info .ratchet .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

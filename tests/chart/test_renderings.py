@@ -30,7 +30,8 @@ CHARTS = {
     "chart with everything": EVERYTHING,
     "chart with much set": [
         "--set", "credentials.existingSecret=s3,queueName=team,job.ttlSecondsAfterFinished=2592000,job.suspend=true",
-        "--set", "image.digest=sha256:" + "0" * 64, "--set", "config.launch.stop_budget_seconds=900",
+        "--set", "image.digest=sha256:" + "0" * 64,
+        "--set", "config.launch.stop_budget_seconds=900,config.launch.kubernetes_events=true",
         "--set-json", 'job.rdzvConf=[{"key":"last_call_timeout","value":"5"}]',
         "--set-json", 'extraEnv=[{"name":"NCCL_DEBUG","value":"INFO"}]',
         "--set-json", 'extraVolumes=[{"name":"data","persistentVolumeClaim":{"claimName":"data"}}]',
@@ -105,10 +106,11 @@ def test_every_pod_meets_the_restricted_level_of_pod_security(rendered):
             assert not any("hostPort" in port for port in part.get("ports", []))
 
 
-def test_the_root_file_system_is_read_only_and_no_token_is_mounted(rendered):
+def test_the_root_file_system_is_read_only_and_a_token_is_mounted_for_events_only(rendered):
     assert one(rendered, "ServiceAccount")["automountServiceAccountToken"] is False
+    wanted = any(item["kind"] == "RoleBinding" for item in rendered)
     for pod in pods(rendered):
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is wanted
         assert pod["enableServiceLinks"] is False
         for part in pod["containers"]:
             assert part["securityContext"]["readOnlyRootFilesystem"] is True
@@ -117,6 +119,18 @@ def test_the_root_file_system_is_read_only_and_no_token_is_mounted(rendered):
             assert volumes[mounts["/tmp"]]["emptyDir"] == {}
             assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
             assert volumes[mounts["/dev/shm"]]["emptyDir"]["sizeLimit"]
+
+
+def test_the_role_of_events_allows_what_they_need_and_is_bound_to_the_account(rendered):
+    roles = [item for item in rendered if item["kind"] == "Role"]
+    for role in roles:
+        assert role["rules"] == [
+            {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+            {"apiGroups": ["kubeflow.org"], "resources": ["pytorchjobs"], "verbs": ["get", "patch"]}]
+        binding = one(rendered, "RoleBinding")
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert [subject["name"] for subject in binding["subjects"]] == [
+            one(rendered, "ServiceAccount")["metadata"]["name"]]
 
 
 def test_ratchet_accepts_the_settings(rendered, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ from trainer.store import ObjectStore, open_store
 
 
 @pytest.fixture
-def make_job(store_settings: Store, tmp_path: Path) -> Callable[..., Job]:
+def make_job(store_settings: Store, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Make jobs by name; each keeps its faults and settings in a folder of its own."""
-    return _maker(store_settings, tmp_path)
+    yield from _maker(store_settings, tmp_path)
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def object_store(store: ObjectStore) -> ObjectStore:
 
 
 @pytest.fixture
-def make_file_job(tmp_path: Path) -> Callable[..., Job]:
+def make_file_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Make jobs on a local folder only, for what does not depend on the kind of store."""
-    return _maker(_local(tmp_path), tmp_path)
+    yield from _maker(_local(tmp_path), tmp_path)
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def file_store(tmp_path: Path) -> ObjectStore:
 
 
 @pytest.fixture
-def make_s3_job(s3_settings: Store, tmp_path: Path) -> Callable[..., Job]:
+def make_s3_job(s3_settings: Store, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Make jobs on the S3 server only."""
-    return _maker(s3_settings, tmp_path)
+    yield from _maker(s3_settings, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +54,24 @@ def module_store(module_settings: Store) -> ObjectStore:
 
 
 @pytest.fixture(scope="module")
-def make_module_job(module_settings: Store, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
-    return _maker(module_settings, tmp_path_factory.mktemp("jobs"))
+def make_module_job(module_settings: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    yield from _maker(module_settings, tmp_path_factory.mktemp("jobs"))
 
 
 def _local(folder: Path) -> Store:
     return Store(url=f"file://{folder / 'store'}")
 
 
-def _maker(settings: Store, parent: Path) -> Callable[..., Job]:
+def _maker(settings: Store, parent: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
     def make(name: str, **options: object) -> Job:
         folder = parent / name
         folder.mkdir(exist_ok=True)
         options["settings"] = {"store.endpoint": settings.endpoint, **options.get("settings", {})}  # type: ignore[dict-item]
-        return Job(folder, settings.url, name=name, **options)  # type: ignore[arg-type]
+        jobs.append(Job(folder, settings.url, name=name, **options))  # type: ignore[arg-type]
+        return jobs[-1]
 
-    return make
+    yield make
+    for job in jobs:
+        job.clean_up()

@@ -16,6 +16,7 @@ from typing import IO, Any
 from trainer.checkpoint.manifest import Manifest
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.survey import read_manifest, survey
+from trainer.launch.processes import kill_all
 from trainer.store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,7 @@ class Job:
     environ: Mapping[str, str] = field(default_factory=dict)
     name: str = "job"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def config(self, **settings: Any) -> Path:
         """Write the TOML file of one start; settings are named `section__field`."""
@@ -95,10 +97,20 @@ class Job:
               output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
         ours = ("RATCHET_", "PET_", "RANK", "WORLD_SIZE")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-        return subprocess.Popen(
+        self.started.append(subprocess.Popen(
             command, cwd=ROOT, text=True, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             env={**inherited, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-                 "PYTHONPATH": str(ROOT), "RATCHET_TEST_JOB": str(self.folder), **self.environ, **(environ or {})})
+                 "PYTHONPATH": str(ROOT), "RATCHET_TEST_JOB": str(self.folder), **self.environ, **(environ or {})}))
+        return self.started[-1]
+
+    def clean_up(self) -> None:
+        """Kill what a failed test has left running."""
+        kill_all([process.pid for process in self.started if process.poll() is None],
+                 f"RATCHET_TEST_JOB={self.folder}\0")
+        for process in self.started:
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
 
 
 def finish(process: subprocess.Popen[str], timeout: float = TIMEOUT) -> Ended:
