@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import platform
+import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from trainer.config import Config
+from trainer.launch.plan import make_plan
 from trainer.launch.resources import find_resources
-from trainer.store import open_store
+from trainer.store import StoreError, open_store
 from trainer.telemetry.channel import private_folder
 
 PACKAGES = ("torch", "numpy", "boto3", "kubernetes", "prometheus-client", "rich", "structlog")
 RANKS = 2
-_COLLECTIVE_SECONDS = 60.0
+_PROBE_BYTES = 8 << 20
+_LONGEST_TAIL = 600
 _SMALL_SHM = 256 << 20
 """Docker's own default is 64 MiB, in which two loader processes with images run out."""
 
@@ -60,14 +62,17 @@ def doctor(config: Config, *, as_json: bool = False) -> int:
     else:
         for check in checks:
             print(f"{check.verdict:<7} {check.name:<12} {check.detail}")
-    return int(any(check.verdict == "failed" for check in checks))
+    failed = [check.name for check in checks if check.verdict == "failed"]
+    if not as_json:
+        print(f"verdict: mend {', '.join(failed)} first" if failed else "verdict: a run can start here")
+    return int(bool(failed))
 
 
 def examine(config: Config) -> Iterator[Check]:
     """The checks, each done when it is asked for."""
     yield _try("imports", _imports)
     yield _try("workload", lambda: _workload(config))
-    yield _try("collective", _collective)
+    yield _try("collective", lambda: _collective(config))
     yield _try("store", lambda: _store(config))
     yield _try("user", _user)
     yield _try("temporary", lambda: _writable(Path(tempfile.gettempdir())))
@@ -101,34 +106,47 @@ def _workload(config: Config) -> str:
     return config.workload.module
 
 
-def _collective() -> str:
-    """An all-reduce as a run does it: processes of their own, which meet and talk over the network."""
-    began = time.monotonic()
-    with (tempfile.TemporaryDirectory(prefix="ratchet-") as folder,
-          ProcessPoolExecutor(RANKS, multiprocessing.get_context("spawn")) as pool):
-        sums = [future.result() for future in [pool.submit(_all_reduce, rank, folder) for rank in range(RANKS)]]
-    expected = RANKS * (RANKS + 1) / 2
-    if sums != [expected] * RANKS:
-        raise ValueError(f"an all-reduce gave {sums}, not {expected} everywhere")
-    return f"gloo, {RANKS} processes, {time.monotonic() - began:.1f} s"
-
-
-def _all_reduce(rank: int, folder: str) -> float:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS,
-                            timeout=timedelta(seconds=_COLLECTIVE_SECONDS))
-    value = torch.full((1 << 16,), rank + 1.0)
-    dist.all_reduce(value)
-    dist.destroy_process_group()
-    return float(value[-1])
+def _collective(config: Config) -> str:
+    """An all-reduce as a run does it: ranks under torchrun, over the pods of this job if there are several."""
+    plan = make_plan(config, find_resources())
+    arguments = plan.torchrun_arguments if plan.mode != "single" else ["--standalone", f"--nproc-per-node={RANKS}"]
+    command = [sys.executable, "-m", "trainer.elastic", *arguments, "-m", "trainer.ddp.bandwidth"]
+    ended = subprocess.run(command, env=plan.child_environment(os.environ), stdin=subprocess.DEVNULL,
+                           capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise ValueError(f"the ranks did not come together or failed (exit code {ended.returncode}):"
+                         f" {(ended.stderr or ended.stdout).strip()[-_LONGEST_TAIL:]}")
+    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"backend"')]
+    if not lines:
+        return f"{plan.nodes} pods; the pod of rank 0 has the figures"
+    found = json.loads(lines[-1])
+    if not found["right"]:
+        raise ValueError(f"an all-reduce over {found['world_size']} ranks gave a wrong sum: memory or network")
+    rows = ", ".join(f"{row['bytes'] >> 10} KiB {row['bus_mb_per_second']:.0f} MB/s" for row in found["rows"])
+    return f"{found['backend']}, {found['world_size']} ranks, all-reduce bus bandwidth: {rows}"
 
 
 def _store(config: Config) -> str:
     store = open_store(config.store)
     store.probe()
-    return f"{store.url}, conditional puts {'' if store.conditional_puts else 'not '}honoured"
+    key, data = f".ratchet-doctor-{secrets.token_hex(6)}", secrets.token_bytes(_PROBE_BYTES)
+    try:
+        began = time.monotonic()
+        store.put(key, data, crc32=zlib.crc32(data))
+        written = time.monotonic()
+        if bytes(store.get(key)) != data:
+            raise ValueError(f"{store.url} gave back other bytes than were written")
+        read = time.monotonic()
+        try:
+            store.put(key, data, crc32=zlib.crc32(data) ^ 1)
+            checked = "does not check checksums (they are compared on every read)"
+        except StoreError:
+            checked = "checks checksums"
+    finally:
+        store.delete(key)
+    mib = _PROBE_BYTES / 2**20
+    return (f"{store.url}, conditional puts {'' if store.conditional_puts else 'not '}honoured, {checked},"
+            f" put {mib / (written - began):.0f} MiB/s, get {mib / (read - written):.0f} MiB/s")
 
 
 def _user() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +20,7 @@ from trainer.ddp.doctor import Check, examine
 @pytest.fixture
 def instant(monkeypatch):
     """Without the two processes of the collective, which have a test of their own."""
-    monkeypatch.setattr(doctor, "_collective", lambda: "gloo")
+    monkeypatch.setattr(doctor, "_collective", lambda config: "gloo")
 
 
 def run(words, tmp_path):
@@ -36,35 +37,21 @@ def test_a_sound_machine_passes_every_check_and_the_store_stays_empty(capsys, tm
     code, checks = as_json(capsys, [], tmp_path)
     assert code == 0
     assert {check.verdict for check in checks.values()} <= {"ok", "note"}
-    assert checks["collective"].detail.startswith("gloo, 2 processes")
-    assert "conditional puts honoured" in checks["store"].detail
+    assert checks["collective"].detail.startswith("gloo, 2 ranks, all-reduce bus bandwidth: 64 KiB ")
+    assert "conditional puts honoured, checks checksums, put " in checks["store"].detail
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_the_collective_fails_when_the_ranks_disagree(monkeypatch):
-    monkeypatch.setattr(doctor, "ProcessPoolExecutor", SomeoneElsesPool)
-    check = doctor._try("collective", doctor._collective)
-    assert check == Check("collective", "failed", "an all-reduce gave [1.0, 2.0], not 3.0 everywhere")
-
-
-class SomeoneElsesPool:
-    """Runs nothing; every rank keeps its own value."""
-
-    def __init__(self, *_):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, _function, rank, _folder):
-        class Future:
-            def result(self):
-                return rank + 1.0
-
-        return Future()
+@pytest.mark.parametrize(("code", "line", "said"), [
+    (0, {"backend": "gloo", "world_size": 2, "right": False, "rows": []}, "gave a wrong sum"),
+    (1, None, "the ranks did not come together or failed (exit code 1)"),
+])
+def test_the_collective_fails_when_the_ranks_do(monkeypatch, tmp_path, code, line, said):
+    ended = subprocess.CompletedProcess([], code, json.dumps(line) if line else "", "")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: ended)
+    check = doctor._try("collective", lambda: doctor._collective(some_config(tmp_path)))
+    assert check.verdict == "failed"
+    assert said in check.detail
 
 
 def test_a_store_that_can_not_be_written_fails_and_sets_the_exit_code(capsys, tmp_path, instant):
@@ -72,6 +59,8 @@ def test_a_store_that_can_not_be_written_fails_and_sets_the_exit_code(capsys, tm
     code, checks = as_json(capsys, [], tmp_path)
     assert code == 1
     assert checks["store"].verdict == "failed"
+    assert run([], tmp_path) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "verdict: mend store first"
     assert str(tmp_path / "store") in checks["store"].detail
     assert checks["imports"].verdict == "ok"
 
@@ -126,7 +115,9 @@ def test_without_a_terminal_each_check_is_one_plain_line(capsys, tmp_path, insta
     assert run([], tmp_path) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert [line.split()[1] for line in out.splitlines()] == [
+    *lines, verdict = out.splitlines()
+    assert verdict == "verdict: a run can start here"
+    assert [line.split()[1] for line in lines] == [
         "imports", "workload", "collective", "store", "user", "temporary", "home", "private", "resources", "/dev/shm"]
 
 
