@@ -17,6 +17,7 @@ from trainer.checkpoint.survey import compatible, read_manifest, survey
 from trainer.config import Config, load_for_worker
 from trainer.ddp.build import build_datasets, build_model, build_optimizer, build_sampler, identity
 from trainer.ddp.ending import guarded
+from trainer.ddp.lean import leave_compiler_alone
 from trainer.plugins import Plugins, load_plugins
 from trainer.store import open_store
 from trainer.telemetry import logs
@@ -54,6 +55,7 @@ def _shapes(plugins: Plugins, config: Config) -> torch.nn.Module | None:
 
 def main(argv: Sequence[str]) -> int:
     """Check, and return the exit code."""
+    leave_compiler_alone()
 
     def run() -> None:
         config = load_for_worker(argv)

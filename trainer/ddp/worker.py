@@ -26,6 +26,7 @@ from trainer.ddp.data import evaluation_batches, training_batches
 from trainer.ddp.ending import Ending, guarded
 from trainer.ddp.evaluate import evaluate
 from trainer.ddp.heart import Heart
+from trainer.ddp.lean import leave_compiler_alone
 from trainer.ddp.loop import Training, train
 from trainer.ddp.process import Rank, StopRequest, process_group
 from trainer.ddp.pulse import Pulse
@@ -192,6 +193,7 @@ class Worker:
 def main(argv: Sequence[str]) -> int:
     """Run this rank. Returns the exit code, also for errors."""
     die_with_parent()
+    leave_compiler_alone()
     rank = Rank.from_environment()
     worker: Worker | None = None
 

@@ -11,14 +11,12 @@ die_with_parent()  # the agent's death is the nursery's and, through it, every r
 # torch.cuda.is_available() would otherwise start CUDA's driver, which does not survive a fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-import torch  # noqa: E402
-
 import trainer.checkpoint.restore  # noqa: E402
 import trainer.ddp.check  # noqa: E402
 import trainer.ddp.worker  # noqa: E402
 import trainer.store.s3  # noqa: E402, F401
+from trainer.ddp.lean import leave_compiler_alone  # noqa: E402
 
-# The first optimizer of a process imports as much again as torch itself.
-torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+leave_compiler_alone()
 
 assert threading.active_count() == 1, "a thread would be lost in the fork"
