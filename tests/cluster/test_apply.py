@@ -16,6 +16,7 @@ EPOCHS = 15
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.xdist_group("nodes")  # both of them, and the overlay's own place in the store
 def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside(here: Namespace,
                                                                               tmp_path: Path) -> None:
     run = Outside("s3://ratchet/runs")

@@ -24,6 +24,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("nodes")  # with test_apply: the overlay's own place in the store
 def test_every_command_of_the_page_works_in_its_order(here: Namespace, tmp_path: Path) -> None:
     # The page's reader has one namespace and does not name it.
     settings = tmp_path / "kubeconfig"
