@@ -3,8 +3,7 @@
 The cluster is created or reused (`cluster.sh up`) and stays afterwards; the image is built from the
 current tree. RATCHET_CLUSTER_BUILD=0 leaves the building out: the registry's last image is tried.
 
-Two tests run at a time (`make test-cluster`), for their pods wait more than they work. Those that must
-not meet are in one `xdist_group`.
+Two files of tests run at a time (`make test-cluster`), for their pods wait more than they work.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def image(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     name = f"{os.environ['RATCHET_CLUSTER_REGISTRY']}/{IMAGE}"
     if os.environ.get("RATCHET_CLUSTER_BUILD") == "0":
         return name
-    session = tmp_path_factory.getbasetemp()
-    with locked((session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "image") as made:
+    with locked(tmp_path_factory, "image") as made:
         if made.read_text() != name:
             subprocess.run(["nice", "-n", "5", ROOT / "image" / "build.sh"], check=True, timeout=20 * 60,
                            stdout=sys.stderr, env={**os.environ, "IMAGE": IMAGE})
@@ -81,9 +79,18 @@ def image(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> str:
         return made.read_text()
 
 
+@pytest.fixture
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Both workers: no other test that asks for them runs meanwhile."""
+    with locked(tmp_path_factory, "nodes"):
+        yield
+
+
 @contextmanager
-def locked(file: Path) -> Iterator[Path]:
-    """A file, this process's alone for as long as the block lasts."""
+def locked(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A file of the whole test session that is this process's alone for as long as the block lasts."""
+    session = tmp_path_factory.getbasetemp()
+    file = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / name
     with file.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield file

@@ -68,7 +68,7 @@ def drained() -> Iterator[list[str]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("nodes")  # a node less than another test may count on
+@pytest.mark.usefixtures("nodes")
 def test_a_drained_node_costs_no_sample(here: Namespace, drained: list[str]) -> None:
     objects = render(here, min_replicas=2)
     worker = the(objects, "PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
