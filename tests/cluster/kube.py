@@ -75,8 +75,8 @@ class Namespace:
         found: dict[str, Any] = json.loads(self.kubectl("get", *words, "--output", "json"))
         return found
 
-    def apply(self, objects: list[dict[str, Any]]) -> None:
-        self.kubectl("apply", "--filename", "-", stdin=yaml.safe_dump_all(objects))
+    def apply(self, objects: list[dict[str, Any]], *options: str) -> None:
+        self.kubectl("apply", "--filename", "-", *options, stdin=yaml.safe_dump_all(objects))
 
     def job(self, name: str = "ratchet") -> Job:
         return Job(self, name)
