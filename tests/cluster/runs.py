@@ -31,6 +31,8 @@ EPOCHS = 6
 """Of a slow run, 138 steps: more than 400 s long, until it is told to hurry."""
 SAVE_EVERY = 5
 """Steps between the saves of a slow run."""
+NO_SAVES = {"checkpoint.every_steps": 0, "checkpoint.every_seconds": 0}
+"""Settings of a run that saves when it is told to stop, and at no other time."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ __all__ = ["build_dataset", "build_model", "loss"]
 HURRY = Path("/tmp/hurry")
 QUICK_STEPS = 12
 QUICK_SECONDS = 0.2
-LONG_SECONDS = 4.0
+LONG_SECONDS = 3.0
 
 _steps = itertools.count()
 

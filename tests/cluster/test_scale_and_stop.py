@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.cluster.kube import Job, Namespace, command, wait_until
-from tests.cluster.runs import SAVE_EVERY, outside, render, the
+from tests.cluster.runs import NO_SAVES, SAVE_EVERY, outside, render, the
 
 
 @pytest.mark.timeout(600)
@@ -31,8 +31,7 @@ def test_the_world_follows_the_replicas_and_no_sample_is_lost(here: Namespace) -
 
 @pytest.mark.timeout(600)
 def test_a_suspended_job_saves_within_its_grace_and_goes_on_from_there(here: Namespace) -> None:
-    # Nothing but the stop asks for a checkpoint.
-    here.apply(render(here, {"checkpoint.every_steps": 0, "checkpoint.every_seconds": 0}, min_replicas=2))
+    here.apply(render(here, NO_SAVES, min_replicas=2))
     job, run = here.job(), outside(here)
     seen = job.wait_for_step(SAVE_EVERY, world_size=2)["step"]
     assert not run.checkpoints()
@@ -70,7 +69,7 @@ def drained() -> Iterator[list[str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("nodes")
 def test_a_drained_node_costs_no_sample(here: Namespace, drained: list[str]) -> None:
-    objects = render(here, min_replicas=2)
+    objects = render(here, NO_SAVES, min_replicas=2)
     worker = the(objects, "PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     worker["metadata"]["labels"]["drain"] = "this"
     here.apply(objects)
