@@ -38,7 +38,7 @@ test-chart: setup ## Check the chart and the manifests (needs helm, kubectl and 
 
 .PHONY: test-cluster
 test-cluster: setup ## Run the tests on a real kind cluster, which is made or reused (Docker; see tests/cluster)
-	@$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/cluster $(PYTEST_ARGS)
 
 .PHONY: image
 image: ## Build the container image (IMAGE=ratchet:dev, BASE_IMAGE=, ACCELERATOR=cpu or cuda) and try it

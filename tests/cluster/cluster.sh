@@ -58,12 +58,16 @@ up() {
   log "the cluster is up; eval \"\$($0 env)\" to use it"
 }
 
+# down: by Docker alone, so that it works without the images and the tools, and half made. Kubernetes
+# is not asked; the nodes are killed.
 down() {
-  choose_images
-  if command -v kind >/dev/null && cluster_exists; then
-    kind delete cluster --name "$CLUSTER" --kubeconfig "$KUBECONFIG" >&2
-  fi
-  docker rm --force --volumes "$REGISTRY_NAME" >/dev/null 2>&1 || true
+  local nodes
+  timeout 10 docker info >/dev/null 2>&1 || die "Docker does not answer: start it, then 'down' again"
+  nodes=$(docker ps --all --quiet --filter "label=io.x-k8s.kind.cluster=$CLUSTER")
+  # shellcheck disable=SC2086 # one word for each
+  timeout 300 docker rm --force --volumes $nodes "$REGISTRY_NAME" >/dev/null 2>&1 || true
+  nodes=$(docker ps --all --filter "label=io.x-k8s.kind.cluster=$CLUSTER" --format '{{ .Names }}' | xargs)
+  [[ -z $nodes ]] || die "not removed after 300 s: $nodes; 'docker rm --force $nodes' says why"
   docker volume rm --force "$REGISTRY_NAME" >/dev/null 2>&1 || true
   rm -rf "$STATE"/{mode,kubeconfig,kind.yaml,operator,operator.yaml}
 }
@@ -95,7 +99,10 @@ main() {
   case ${1:-} in
     up | down)
       exec 8>"$STATE/lock"
-      flock 8
+      flock --nonblock 8 || {
+        log "another cluster.sh up or down is at work: this one waits for it"
+        flock 8
+      }
       "$1"
       ;;
     env) print_env ;;

@@ -2,10 +2,13 @@
 
 The cluster is created or reused (`cluster.sh up`) and stays afterwards; the image is built from the
 current tree. RATCHET_CLUSTER_BUILD=0 leaves the building out: the registry's last image is tried.
+
+Two files of tests run at a time (`make test-cluster`), for their pods wait more than they work.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
@@ -13,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,13 +66,34 @@ def cluster() -> None:
 
 
 @pytest.fixture(scope="session")
-def image(cluster: None) -> str:
-    """The image of the current tree, by the name that pods know it by."""
+def image(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image of the current tree, by the name that pods know it by; made by the first process that asks."""
+    name = f"{os.environ['RATCHET_CLUSTER_REGISTRY']}/{IMAGE}"
     if os.environ.get("RATCHET_CLUSTER_BUILD") == "0":
-        return f"{os.environ['RATCHET_CLUSTER_REGISTRY']}/{IMAGE}"
-    subprocess.run(["nice", "-n", "5", ROOT / "image" / "build.sh"], check=True, timeout=20 * 60, stdout=sys.stderr,
-                   env={**os.environ, "IMAGE": IMAGE})
-    return command(CLUSTER, "load", IMAGE, timeout=10 * 60).strip()
+        return name
+    with locked(tmp_path_factory, "image") as made:
+        if made.read_text() != name:
+            subprocess.run(["nice", "-n", "5", ROOT / "image" / "build.sh"], check=True, timeout=20 * 60,
+                           stdout=sys.stderr, env={**os.environ, "IMAGE": IMAGE})
+            made.write_text(command(CLUSTER, "load", IMAGE, timeout=10 * 60).strip())
+        return made.read_text()
+
+
+@pytest.fixture
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Both workers: no other test that asks for them runs meanwhile."""
+    with locked(tmp_path_factory, "nodes"):
+        yield
+
+
+@contextmanager
+def locked(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A file of the whole test session that is this process's alone for as long as the block lasts."""
+    session = tmp_path_factory.getbasetemp()
+    file = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / name
+    with file.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield file
 
 
 @pytest.fixture

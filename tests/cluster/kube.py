@@ -75,8 +75,8 @@ class Namespace:
         found: dict[str, Any] = json.loads(self.kubectl("get", *words, "--output", "json"))
         return found
 
-    def apply(self, objects: list[dict[str, Any]]) -> None:
-        self.kubectl("apply", "--filename", "-", stdin=yaml.safe_dump_all(objects))
+    def apply(self, objects: list[dict[str, Any]], *options: str) -> None:
+        self.kubectl("apply", "--filename", "-", *options, stdin=yaml.safe_dump_all(objects))
 
     def job(self, name: str = "ratchet") -> Job:
         return Job(self, name)
@@ -144,8 +144,11 @@ class Job:
             return status if there else None
 
         last: dict[str, Any] = {}
-        return wait_until(f"{self.worker(index)} at step {step}, world size {world_size or 'any'}", reached,
-                          seconds=seconds, every=0.5)
+        try:
+            return wait_until(f"{self.worker(index)} at step {step}, world size {world_size or 'any'}", reached,
+                              seconds=seconds, every=0.5)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its last status: {last or 'none'}") from None
 
     def hurry(self) -> None:
         """Let a run of `slow_digits` come to its end."""

@@ -1,9 +1,11 @@
-"""Digits with a pause in every step: user code, mounted from a ConfigMap, of a run that takes its time.
+"""Digits that crawl: user code, mounted from a ConfigMap, of a run that waits to be interrupted.
 
-The pods of a test wait rather than work, so interrupting them needs neither luck nor many CPUs. When
-the test has done what it came for, it makes the file HURRY in each pod, and the run ends soon.
+The pods of a test wait rather than work, so interrupting them needs neither luck nor many CPUs. The
+first steps of each process are quick, the others long. When the test has done what it came for, it
+makes the file HURRY in each pod, and the run ends soon.
 """
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,17 @@ from trainer.workloads.digits import build_dataset, build_model
 __all__ = ["build_dataset", "build_model", "loss"]
 
 HURRY = Path("/tmp/hurry")
-PAUSE_SECONDS = 0.5
+QUICK_STEPS = 12
+QUICK_SECONDS = 0.2
+LONG_SECONDS = 3.0
+
+_steps = itertools.count()
 
 
 def loss(model: Any, batch: Any) -> Any:
     """The loss of digits, later."""
-    if model.training and not HURRY.exists():
-        time.sleep(PAUSE_SECONDS)
+    if model.training:
+        until = time.monotonic() + (QUICK_SECONDS if next(_steps) < QUICK_STEPS else LONG_SECONDS)
+        while time.monotonic() < until and not HURRY.exists():
+            time.sleep(0.05)
     return digits.loss(model, batch)

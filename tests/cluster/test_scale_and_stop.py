@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.cluster.kube import Job, Namespace, command, wait_until
-from tests.cluster.runs import SAVE_EVERY, outside, render
+from tests.cluster.runs import NO_SAVES, SAVE_EVERY, outside, render, the
 
 
 @pytest.mark.timeout(600)
@@ -31,10 +31,9 @@ def test_the_world_follows_the_replicas_and_no_sample_is_lost(here: Namespace) -
 
 @pytest.mark.timeout(600)
 def test_a_suspended_job_saves_within_its_grace_and_goes_on_from_there(here: Namespace) -> None:
-    # Nothing but the stop asks for a checkpoint.
-    here.apply(render(here, {"checkpoint.every_steps": 0, "checkpoint.every_seconds": 0}, min_replicas=2))
+    here.apply(render(here, NO_SAVES, min_replicas=2))
     job, run = here.job(), outside(here)
-    seen = job.wait_for_step(10, world_size=2)["step"]
+    seen = job.wait_for_step(SAVE_EVERY, world_size=2)["step"]
     assert not run.checkpoints()
 
     suspend(here, True)
@@ -68,16 +67,20 @@ def drained() -> Iterator[list[str]]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("nodes")
 def test_a_drained_node_costs_no_sample(here: Namespace, drained: list[str]) -> None:
-    here.apply(render(here, min_replicas=2))
+    objects = render(here, NO_SAVES, min_replicas=2)
+    worker = the(objects, "PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    worker["metadata"]["labels"]["drain"] = "this"
+    here.apply(objects)
     job = here.job()
     seen = job.wait_for_step(SAVE_EVERY + SAVE_EVERY // 2, world_size=2)["step"]
     node = _node(job, 1)
 
     drained.append(node)
-    # The S3 server may live on this node, with its data; only the job's pods have to go.
+    # The S3 server may live on this node, with its data, and other tests' pods: only this job's have to go.
     here.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
-                 "--pod-selector", "training.kubeflow.org/job-name=ratchet", timeout=120)
+                 "--pod-selector", "drain=this", timeout=120)
 
     wait_until("the pod on another node", lambda: job.worker(1) in job.running() and _node(job, 1) != node, seconds=120)
     job.wait_for_step(seen + 1, world_size=2)

@@ -1,5 +1,6 @@
 # The last stage of the kind node image; node.sh makes its context.
 FROM ratchet-airgap/node-root:bookworm
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 COPY files/ /
 COPY --chmod=755 bin/ /usr/local/bin/
 COPY --chmod=755 kube/ /usr/bin/

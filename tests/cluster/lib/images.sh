@@ -62,10 +62,20 @@ provide_images() {
     return
   fi
   local tool
-  for tool in docker kind kubectl; do
+  for tool in docker kind kubectl git; do
     command -v "$tool" >/dev/null ||
       die "$tool is not on PATH; install it, or set RATCHET_CLUSTER_IMAGES=airgap to build it"
   done
+  pull "$NODE_IMAGE"
+  pull "$REGISTRY_IMAGE"
+  pull "$BASE_IMAGE"
+}
+
+# pull IMAGE: makes sure that the engine has a published image.
+pull() {
+  local said
+  docker image inspect "$1" >/dev/null 2>&1 || said=$(docker pull --quiet "$1" 2>&1) ||
+    die "can't pull $1: ${said##*$'\n'} (a limit for unnamed users? docker login helps; RATCHET_CLUSTER_IMAGES=airgap needs no registry)"
 }
 
 # registry_name IMAGE: IMAGE's name in our registry. A name that has a registry of

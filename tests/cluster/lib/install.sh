@@ -84,7 +84,8 @@ available() {
   kubectl -n "$1" rollout status "deployment/$2" --timeout=180s >&2 || {
     kubectl -n "$1" get pods -o wide >&2
     kubectl -n "$1" logs "deployment/$2" --tail=20 >&2 || true
-    die "deployment $1/$2 is not Available"
+    die "deployment $1/$2 is not Available. $(kubectl -n "$1" get pods -o \
+      'jsonpath={range .items[*].status.containerStatuses[*].state.waiting}{.reason}: {.message} {end}')"
   }
 }
 
