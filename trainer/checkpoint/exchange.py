@@ -87,6 +87,7 @@ class Exchange:
             Exception: the first problem that a reader met, on every rank alike.
         """
         pods, seat = self._pods, self._pods.seat
+        self._agree(None)  # the slots may still be read from a run before this one
         mine = iter([(turn % _OWN_SLOTS, objects[seat] if seat < len(objects) else None)
                      for turn, objects in enumerate(objects for pod, objects in rounds if pod == pods.pod)])
         with ThreadPoolExecutor(_OWN_SLOTS) as pool:
