@@ -100,7 +100,7 @@ def ratchet(data: TensorDataset, sampler: Sampler, peers: Peers, metrics: RankMe
         optimizer=optimizer, peaks=schedule.peak_rates(optimizer), sampler=sampler, batches=batches,
         autocast=nullcontext, pulse=Pulse(peers, log_every=config.train.log_every_steps, stop_wanted=lambda: False,
                                           save_wanted=lambda: False),
-        metrics=metrics, save=lambda: True, evaluate=lambda: True,
+        metrics=metrics, save=lambda _: True, evaluate=lambda: True,
         log=lambda beat, rate, norm: reporter.beat(training.samples, beat, rate, norm), note=note,
         end=sampler.end(epochs=1, max_steps=size.steps))
     train(training)

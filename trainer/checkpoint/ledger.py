@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +24,33 @@ class LedgerError(ValueError):
 class Ledger:
     """One rank's notes since the last checkpoint that was committed."""
 
-    def __init__(self, parent: str) -> None:
+    def __init__(self, parent: str, adopted: Sequence[bytes] = ()) -> None:
+        """Begin a ledger.
+
+        Args:
+            parent: folder of the last committed checkpoint; empty for none.
+            adopted: encoded ledgers of ranks before this one, when what they noted is committed nowhere yet.
+        """
         self._parent = parent
         self._steps: list[tuple[int, int, tuple[int, ...]]] = []
+        for data in adopted:
+            noted = json.loads(zlib.decompress(data))
+            self._parent = noted["parent"]
+            self._steps += [(step, epoch, tuple(samples)) for step, epoch, samples in noted["steps"]]
 
     def note(self, step: int, epoch: int, samples: tuple[int, ...]) -> None:
         """Note that this rank trained on `samples` in `step`."""
         self._steps.append((step, epoch, samples))
 
-    def encode(self) -> bytes:
-        return zlib.compress(json.dumps({"parent": self._parent, "steps": self._steps}, separators=(",", ":")).encode())
+    def encoder(self) -> Callable[[], bytes]:
+        """What makes the ledger's bytes of all that is noted by now; to be called later, in another thread."""
+        parent, steps = self._parent, self._steps.copy()
+        return lambda: zlib.compress(json.dumps({"parent": parent, "steps": steps}, separators=(",", ":")).encode())
 
     def committed(self, place: Place) -> None:
-        """What was noted is safe with the checkpoint at `place`: begin anew from there."""
+        """What was noted up to the checkpoint at `place` is safe with it: begin anew from there."""
         self._parent = place.folder
-        self._steps.clear()
+        self._steps = [noted for noted in self._steps if noted[0] >= place.step]
 
 
 @dataclass(frozen=True)

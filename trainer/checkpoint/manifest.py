@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.checkpoint.layout import Entry, total_bytes
 from trainer.checkpoint.names import Place
-from trainer.checkpoint.state import OWNED, REPLICATED
+from trainer.checkpoint.table import OWNED, REPLICATED, Entry, total_bytes
 from trainer.store import Exists, ObjectStore
 
 SCHEMA = 1
@@ -128,7 +127,7 @@ class Manifest:
             stated = body.pop("crc32")
             whole = zlib.crc32(_canonical(body)) == stated
             known = body["schema"] == SCHEMA
-            header = _header(body["header"]) if whole and known else None
+            header = parse_header(body["header"]) if whole and known else None
             objects = tuple(tuple(Object(**o) for o in by_rank) for by_rank in body["objects"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadManifest(f"it is damaged: {type(error).__name__}: {error}") from None
@@ -147,7 +146,7 @@ def read_receipt(data: bytes | bytearray) -> Receipt:
         fields = json.loads(data)
         header = fields["header"]
         objects = tuple(Object(**o) for o in fields["objects"])
-        return Receipt(fields["rank"], objects, _header(header) if header else None)
+        return Receipt(fields["rank"], objects, parse_header(header) if header else None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadManifest(f"a receipt is damaged: {type(error).__name__}: {error}") from None
 
@@ -169,7 +168,8 @@ def commit(store: ObjectStore, manifest: Manifest) -> bool:
     return True
 
 
-def _header(fields: Mapping[str, Any]) -> Header:
+def parse_header(fields: Mapping[str, Any]) -> Header:
+    """A header from its JSON values. Raises ValueError, KeyError or TypeError for anything else."""
     tables = {name: tuple(Entry.from_json(e) for e in fields[name]) for name in (REPLICATED, OWNED)}
     return Header(**{**fields, **tables})
 

@@ -1,36 +1,50 @@
-"""Saving: stage, upload, gather the receipts, commit. All ranks call it at the same step.
+"""Saving: stage while the training goes on, leave the rest to the uploader, learn of the commit from the peers.
 
-The upload runs in the calling rank and the call returns when the checkpoint is durable. Its parts
-meet only through `Staged` and `Receipt`, so the upload can move out of the rank's process.
+All ranks call the same methods at the same steps. A save is in one of three hands: this rank's
+(staging), the uploader's, or nobody's (it is over). At most one is under way.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.checkpoint.layout import even_slice, lay_out, total_bytes
+import structlog
+import torch
+
+from trainer.checkpoint.layout import lay_out
 from trainer.checkpoint.ledger import Ledger
-from trainer.checkpoint.manifest import BadManifest, Header, Manifest, Receipt, commit
+from trainer.checkpoint.link import Link
+from trainer.checkpoint.manifest import BadManifest, Header
 from trainer.checkpoint.names import Place, parse
+from trainer.checkpoint.outcome import Outcome
 from trainer.checkpoint.peers import Peers
-from trainer.checkpoint.staging import Staging
-from trainer.checkpoint.state import TrainState, capture_random, restore_random
-from trainer.checkpoint.uploader import Staged, upload
-from trainer.store import ObjectStore, StoreError, StoreRefused, StoreUnavailable
+from trainer.checkpoint.staging import Fence, Owned, Stager
+from trainer.checkpoint.state import TrainState, capture_random
+from trainer.checkpoint.survey import finish
+from trainer.checkpoint.table import OWNED, REPLICATED, even_slice, total_bytes
+from trainer.checkpoint.upload import Staged
+from trainer.checkpoint.wire import Gone
+from trainer.store import ObjectStore, StoreError
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The outcome of one save, the same on all ranks but for `uploaded`."""
+    """The outcome of one save, the same on all ranks but for the figures."""
 
     place: Place
     seconds: float
+    """From the call to the commit."""
+    stalled: float
+    """Seconds that this rank's training was held up."""
     uploaded: int
-    """Bytes that this rank wrote."""
+    """Bytes that were written for this rank."""
     problem: str = ""
     """Why there is no checkpoint; empty when it is committed."""
     reason: str = ""
@@ -38,86 +52,155 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class _Failure:
-    text: str
-    reason: str
-
-    @classmethod
-    def of(cls, rank: int, error: Exception) -> _Failure:
-        reason = ("store_refused" if isinstance(error, StoreRefused)
-                  else "store_unavailable" if isinstance(error, StoreUnavailable) else "other")
-        return cls(f"rank {rank}: {error}", reason)
+class _Pending:
+    place: Place
+    began: float
+    stalled: float
+    staging: Future[None]
 
 
 class Checkpointer:
     """Saves one training under the names of one attempt.
 
     Args:
+        link: to the uploader of this pod.
         parent: folder of the checkpoint that this attempt began from; empty for a cold start.
         identity: what fixes the sample order; kept in the manifest and compared on resume.
         object_bytes: largest object.
+        committed: whether `parent` is in the store for sure.
+        adopted: the ledgers that lead to `parent` when it is not.
     """
 
-    def __init__(self, *, store: ObjectStore, peers: Peers, state: TrainState, run: str, attempt: str, parent: str,
-                 identity: Mapping[str, Any], config: Mapping[str, Any], object_bytes: int, ledger: bool) -> None:
-        self._store, self._peers, self._state = store, peers, state
+    def __init__(self, *, store: ObjectStore, link: Link, peers: Peers, state: TrainState, run: str, attempt: str,
+                 parent: str, identity: Mapping[str, Any], config: Mapping[str, Any], object_bytes: int,
+                 ledger: bool, committed: bool = True, adopted: Sequence[bytes] = ()) -> None:
+        self._store, self._link, self._peers, self._state = store, link, peers, state
         self._run, self._attempt, self._parent = run, attempt, parent
-        self._identity, self._config, self._object_bytes = identity, config, object_bytes
-        self.ledger = Ledger(parent) if ledger else None
-        self.last = parse(parent + "/")
+        self._identity, self._config = identity, config
+        self.ledger = Ledger(parent, adopted) if ledger else None
+        self.last = parse(parent + "/") if committed else None
         """The newest committed checkpoint of this attempt's history; None before the first."""
-        self._replicated, self._owned = Staging(), Staging()
+        self._stager, self._owned, self._fence = Stager(state.device, object_bytes), Owned(), Fence()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ratchet-staging")
+        self._pending: _Pending | None = None
+        state.optimizer.register_step_pre_hook(self._fence)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._pending is not None
 
     def holds(self, step: int) -> bool:
         """Whether the newest committed checkpoint is that of `step`."""
         return self.last is not None and self.last.step == step
 
+    def begin(self, step: int, samples: int) -> None:
+        """Begin to save the state as it is now. The one before must be over.
+
+        The training may go on at once; its next optimizer step waits until the copy is made.
+        """
+        assert self._pending is None
+        began = time.monotonic()
+        place = Place(self._run, step, self._attempt)
+        random = capture_random()
+        buffers = self._state.owned() if self._peers.rank == 0 else {}
+        table = lay_out(buffers)
+        owned = self._owned.copy(buffers, table, total_bytes(table))
+        ledger = self.ledger.encoder() if self.ledger else None
+        self._stager.mark()
+        self._link.expect(place)
+        self._fence.close()
+
+        def stage() -> None:
+            try:
+                self._stage(place, samples, random, owned, table, ledger)
+            except (Gone, MemoryError) as error:
+                self._link.fail(place, error)
+            finally:
+                self._fence.open()
+
+        self._pending = _Pending(place, began, time.monotonic() - began, self._thread.submit(stage))
+
+    def signs(self) -> tuple[float, float]:
+        """For the pulse: whether this rank's share of the save under way has come to an end, and to a commit."""
+        if self._pending is not None and self._pending.staging.done():
+            self._pending.staging.result()  # what the user's state raised
+        outcome = self._link.outcome() if self._pending else None
+        return float(outcome is not None), float(outcome is not None and outcome.committed)
+
+    def hear(self, step: int, signs: Sequence[float]) -> Saved | None:
+        """Take in all ranks' signs, summed up; returns the outcome when the save is over.
+
+        Args:
+            step: steps that were finished when the signs were given.
+        """
+        if self._pending is None or step <= self._pending.place.step:  # those of the save before this one
+            return None
+        ended, committed = signs
+        if committed:
+            return self._over("", "")
+        return self.finish() if ended == self._peers.world_size else None
+
+    def finish(self) -> Saved | None:
+        """Wait for the end of the save under way; None when there is none."""
+        if self._pending is None:
+            return None
+        self._pending.staging.result()
+        outcomes = self._peers.gather(self._link.wait())
+        if any(outcome.committed for outcome in outcomes):
+            return self._over("", "")
+        for rank, outcome in enumerate(outcomes):
+            if outcome.problem:
+                return self._over(f"rank {rank}: {outcome.problem}", outcome.reason)
+        # All receipts were written and nobody saw them all: a store that lists late.
+        return self._over(*self._peers.lead(self._commit))
+
     def save(self, step: int, samples: int) -> Saved:
-        """Write and commit a checkpoint of the state as it is now.
+        """Save the state as it is now and wait until that is over, one way or the other.
 
         A store that fails is told in the result, on every rank, and costs nothing but this
         checkpoint: the ones before it stay as they are.
         """
-        began = time.monotonic()
-        random = capture_random()  # waiting before a retry draws a number; the training must not see that
-        staged = self._stage(step, samples, random)
-        outcome: Receipt | _Failure
-        try:
-            outcome = upload(self._store, staged, self._object_bytes)
-        except StoreError as error:
-            outcome = _Failure.of(self._peers.rank, error)
-        restore_random(random)
-        outcomes = self._peers.gather(outcome)
-        problem = next((o for o in outcomes if isinstance(o, _Failure)), None)
-        if problem is None:
-            problem = self._peers.lead(lambda: self._commit([o for o in outcomes if isinstance(o, Receipt)]))
-        if problem is None:
-            self.last = staged.place
+        self.begin(step, samples)
+        saved = self.finish()
+        assert saved is not None
+        return saved
+
+    def _over(self, problem: str, reason: str) -> Saved:
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        if not problem:
+            self.last = pending.place
             if self.ledger:
-                self.ledger.committed(staged.place)
-        uploaded = sum(o.size for o in outcome.objects) if isinstance(outcome, Receipt) else 0
-        seconds = time.monotonic() - began
-        return Saved(staged.place, seconds, uploaded, *((problem.text, problem.reason) if problem else ()))
+                self.ledger.committed(pending.place)
+        outcome = self._link.outcome()
+        return Saved(pending.place, time.monotonic() - pending.began, pending.stalled + self._fence.waited,
+                     outcome.uploaded if outcome else 0, problem, reason)
 
-    def _commit(self, receipts: list[Receipt]) -> _Failure | None:
+    def _commit(self) -> tuple[str, str]:
+        assert self._pending is not None
         try:
-            commit(self._store, Manifest.of(receipts))
+            finish(self._store, self._pending.place)
         except (StoreError, BadManifest) as error:
-            return _Failure.of(0, error)
-        return None
+            outcome = Outcome.failed(self._pending.place, error)
+            return f"rank 0: {outcome.problem}", outcome.reason
+        return "", ""
 
-    def _stage(self, step: int, samples: int, random: Mapping[str, Any]) -> Staged:
+    def _stage(self, place: Place, samples: int, random: Mapping[str, Any], owned: memoryview, owned_table: Any,
+               ledger: Callable[[], bytes] | None) -> None:
+        """Copy this rank's share and hand it over. Runs beside the training."""
         rank, world_size = self._peers.rank, self._peers.world_size
-        place = Place(self._run, step, self._attempt)
-        replicated, owned = self._state.replicated(), self._state.owned()
-        table, owned_table = lay_out(replicated), lay_out(owned)
-        begin, end = even_slice(total_bytes(table), rank, world_size)
-        header = Header(self._run, step, samples, self._attempt, self._parent, world_size, self._identity,
+        tensors = self._state.replicated()
+        table = lay_out(tensors)
+        header = Header(self._run, place.step, samples, self._attempt, self._parent, world_size, self._identity,
                         self._state.facts(), table, owned_table, self._config) if rank == 0 else None
-        return Staged(
-            place=place, rank=rank, world_size=world_size,
-            replicated=self._replicated.copy(replicated, table, begin, end), begin=begin,
-            owned=self._owned.copy(owned, owned_table, 0, total_bytes(owned_table) if rank == 0 else 0),
-            rank_state=json.dumps(random).encode(), header=header,
-            ledger=self.ledger.encode() if self.ledger else None,
-        )
+        begin, end = even_slice(total_bytes(table), rank, world_size)
+        number, memory = self._link.buffer(end - begin + len(owned))
+        parts = self._stager.copy(tensors, table, begin, end, space=REPLICATED, target=memory.view, offset=0)
+        self._fence.open()
+        copy = torch.frombuffer(owned, dtype=torch.uint8) if len(owned) else torch.empty(0, dtype=torch.uint8)
+        parts += self._stager.copy({"": copy}, lay_out({"": copy}), 0, len(owned), space=OWNED, target=memory.view,
+                                   offset=end - begin)
+        self._link.hand_over(number, Staged(
+            place=place, rank=rank, world_size=world_size, parts=tuple(parts), rank_state=json.dumps(random).encode(),
+            header=asdict(header) if header else None, ledger=ledger() if ledger else None))

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.layout import DTYPES, Entry
-
-REPLICATED, OWNED = "replicated", "owned"
+from trainer.checkpoint.layout import DTYPES
+from trainer.checkpoint.table import Entry
 
 
 class TrainState:
@@ -46,6 +45,11 @@ class TrainState:
     def _groups(self) -> list[dict[str, Any]]:
         return [{key: value.item() if isinstance(value, torch.Tensor) else value
                  for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are; the CPU for a model without any."""
+        return next((p.device for p in self._parameters.values()), torch.device("cpu"))
 
     def replicated(self) -> dict[str, torch.Tensor]:
         """Parameters (`model.NAME`) and optimizer state (`optimizer.NAME.KEY`), by name."""

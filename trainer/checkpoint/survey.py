@@ -1,18 +1,13 @@
-"""What the store holds of a run: which checkpoints are committed, which can still be, and do they fit."""
+"""What the store holds of a run: which checkpoints are committed, and which can still be."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
 
 import structlog
 
 from trainer.checkpoint.manifest import BadManifest, Manifest, commit, read_receipt
 from trainer.checkpoint.names import MANIFEST, Place, attempt_number, parse
-from trainer.checkpoint.state import TrainState
-from trainer.config import ConfigError
 from trainer.store import NotFound, ObjectStore
 
 _log = structlog.get_logger()
@@ -45,17 +40,26 @@ def survey(store: ObjectStore, run: str, *, mend: bool = False) -> Survey:
     if mend:
         newest = max(committed, default=None)
         for place in sorted(folders):
-            if place not in committed and (newest is None or place > newest) and _finish(store, place, folders[place]):
+            if place not in committed and (newest is None or place > newest) and _finish(store, place):
                 committed.add(place)
     last = max((attempt_number(place.attempt) for place in folders), default=0)
     return Survey(tuple(sorted(committed, reverse=True)), last + 1)
 
 
-def _finish(store: ObjectStore, place: Place, names: set[str]) -> bool:
-    receipts = sorted(name for name in names if name.startswith("receipt-"))
+def finish(store: ObjectStore, place: Place) -> None:
+    """Commit a checkpoint of which all receipts are there.
+
+    Raises:
+        BadManifest: when some are missing or they do not fit together.
+        StoreError: when the store does not answer.
+    """
+    names = [key for key, _ in store.list(f"{place.folder}/receipt-")]
+    commit(store, Manifest.of([read_receipt(store.get(key)) for key in names]))
+
+
+def _finish(store: ObjectStore, place: Place) -> bool:
     try:
-        manifest = Manifest.of([read_receipt(store.get(f"{place.folder}/{name}")) for name in receipts])
-        commit(store, manifest)
+        finish(store, place)
     except (BadManifest, NotFound) as error:
         _log.info("unfinished checkpoint left aside", checkpoint=place.folder, reason=str(error))
         return False
@@ -72,26 +76,3 @@ def read_manifest(store: ObjectStore, place: Place) -> Manifest:
     if manifest.header.place != place:
         raise BadManifest(f"it belongs to {manifest.header.place.folder}")
     return manifest
-
-
-def compatible(manifest: Manifest, state: TrainState, identity: Mapping[str, Any], where: str) -> None:
-    """Refuse a checkpoint of another model, optimizer, or of other data.
-
-    Raises:
-        ConfigError: naming the first tensors or settings that differ.
-    """
-    header = manifest.header
-    changed = [f"{key} was {header.data.get(key)!r} and is {value!r}" for key, value in identity.items()
-               if header.data.get(key) != value]
-    if changed:
-        raise ConfigError(f"run {header.run!r} was begun with other data settings: {'; '.join(changed)}."
-                          f" They fix the order of samples: put them back, or set another run.name ({where})")
-    mine, saved = state.facts()["optimizer"], header.facts.get("optimizer")
-    if mine != saved:
-        raise ConfigError(f"run {header.run!r} was trained with the optimizer {saved} and has {mine} now:"
-                          f" its state does not fit. Put the optimizer back, or set another run.name ({where})")
-    different = list(islice(state.differences(header.replicated, header.owned), 4))
-    if different:
-        more = "; and more" if len(different) == 4 else ""
-        raise ConfigError(f"the newest checkpoint of run {header.run!r} is of another model: "
-                          f"{'; '.join(different[:3])}{more}. Put the model back, or set another run.name ({where})")

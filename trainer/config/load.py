@@ -84,7 +84,7 @@ def load_for_worker(argv: Sequence[str], environ: Mapping[str, str] | None = Non
     """
     environ = os.environ if environ is None else environ
     if path := environ.get(RESOLVED_ENV):
-        return _build(json.loads(Path(path).read_text(encoding="utf-8")))
+        return from_json(Path(path).read_text(encoding="utf-8"))
     positional, overrides = split_arguments(argv)
     if len(positional) > 1:
         raise ConfigError(f"unexpected argument {positional[1]!r}: at most one file or workload is taken")
@@ -112,6 +112,11 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 def to_json(config: Config) -> str:
     """The settings as one JSON document, the form in which ranks receive them and checkpoints keep them."""
     return json.dumps(dataclasses.asdict(config), sort_keys=True)
+
+
+def from_json(text: str) -> Config:
+    """The settings that `to_json` wrote."""
+    return _build(json.loads(text))
 
 
 def dump_toml(config: Config) -> str:

@@ -170,6 +170,9 @@ class Store:
     path_style: bool = True
     """With `endpoint`: put the bucket into the path rather than into the host name."""
 
+    connections: int = 8
+    """Objects that the uploader of a pod writes at the same time, and connections it keeps for that."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -181,8 +184,12 @@ class Checkpoint:
     every_seconds: float = 300.0
     """Save when so many seconds have passed since the last save; 0: no time interval."""
 
-    object_mb: int = 64
-    """Largest object in MiB; also the unit of reading, so the extra memory of a restore."""
+    if_busy: Literal["wait", "skip"] = "wait"
+    """When a save is due while the one before it is still on its way: `wait` for that, or `skip` this one.
+    Both are counted (`ratchet_checkpoint_early_total`)."""
+
+    object_mb: int = 32
+    """Largest object in MiB; also the unit of reading, checking and repeating."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +285,7 @@ _NOT_NEGATIVE = (
     "optimizer.momentum", "schedule.warmup_steps", "data.workers", "checkpoint.every_steps",
     "checkpoint.every_seconds", "launch.max_restarts", "launch.silent_seconds", "launch.stall_seconds",
 )
-_AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "checkpoint.object_mb",
+_AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "store.connections",
                  "launch.max_restarts_without_progress")
 _POSITIVE = ("parallel.timeout_seconds", "parallel.bucket_mb", "launch.stop_budget_seconds",
              "launch.rendezvous_timeout_seconds", "launch.start_seconds")
@@ -320,6 +327,8 @@ def check(config: Config, sources: Mapping[str, str] | None = None) -> None:
         module, colon, attribute = value(key).partition(":")
         need(not value(key) or bool(colon and _is_dotted(module) and _is_dotted(attribute)), key,
              "must be an import string, package.module:attribute")
+    need(1 <= config.checkpoint.object_mb <= 4096, "checkpoint.object_mb",
+         "must be between 1 and 4096: S3 takes no more than 5 GiB in one piece")
     need(0 <= config.train.micro_batch_size <= config.train.global_batch_size, "train.micro_batch_size",
          f"must be between 0 and train.global_batch_size = {config.train.global_batch_size}"
          f"{' ' + places['train.global_batch_size'] if 'train.global_batch_size' in places else ''}")

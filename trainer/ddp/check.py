@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+from trainer.checkpoint.fit import compatible
 from trainer.checkpoint.manifest import BadManifest
 from trainer.checkpoint.state import TrainState
-from trainer.checkpoint.survey import compatible, read_manifest, survey
+from trainer.checkpoint.survey import read_manifest, survey
 from trainer.config import Config, load_for_worker
 from trainer.ddp.build import build_datasets, build_model, build_optimizer, build_sampler, identity
 from trainer.ddp.ending import guarded

@@ -33,8 +33,8 @@ class Training:
     autocast: Callable[[], Any]
     pulse: Pulse
     metrics: RankMetrics
-    save: Callable[[], bool]
-    """Saves and returns whether the checkpoint is committed."""
+    save: Callable[[bool], bool]
+    """Saves, and waits for the commit if asked to; returns whether the save was begun, or is committed."""
     evaluate: Callable[[], bool]
     """Evaluates and returns whether it ran to its end."""
     log: Callable[[Beat, float, torch.Tensor | None], None]
@@ -82,12 +82,12 @@ def train(t: Training) -> bool:
         stop = beat is not None and beat.stop
         # A beat that wished to save before the last save was made is answered already.
         due = (beat is not None and beat.save and beat.step > saved_at) or _due(t.step, checkpoint.every_steps)
-        if (due or stop or t.complete) and t.save():
+        if (due or stop or t.complete) and t.save(stop or t.complete):
             saved_at = t.step
         if _border(t) and not stop and not t.complete:
             stop = not t.evaluate()
             if stop and saved_at != t.step:
-                t.save()
+                t.save(True)
         if stop:
             break
     if beat := t.pulse.finish():

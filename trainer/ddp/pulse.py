@@ -33,6 +33,8 @@ class Beat:
     """The save interval in seconds is over, by rank 0's clock."""
     loss: float
     """Mean loss over the samples since the last beat."""
+    signs: tuple[float, ...] = ()
+    """Sums over the ranks of what each gave with `signs`."""
 
 
 class Pulse:
@@ -42,12 +44,13 @@ class Pulse:
         log_every: a beat is due at every multiple of this step count too, so log lines are regular.
         stop_wanted: this rank's wish, looked at when a beat starts.
         save_wanted: looked at on rank 0 only.
+        signs: numbers that this rank adds to the beat, as many on every rank.
     """
 
     def __init__(self, peers: Peers, *, log_every: int, stop_wanted: Callable[[], bool],
-                 save_wanted: Callable[[], bool]) -> None:
+                 save_wanted: Callable[[], bool], signs: Callable[[], tuple[float, ...]] = tuple) -> None:
         self._peers, self._log_every = peers, log_every
-        self._stop_wanted, self._save_wanted = stop_wanted, save_wanted
+        self._stop_wanted, self._save_wanted, self._signs = stop_wanted, save_wanted, signs
         self._pending: tuple[int, torch.Tensor, dist.Work] | None = None
         self._loss: torch.Tensor | None = None
         self._samples = 0
@@ -78,8 +81,8 @@ class Pulse:
         seconds = (now - self._clock) / self._waited
         self._clock, self._waited = now, 0
         save = self._peers.rank == 0 and self._save_wanted()
-        values = torch.tensor([float(self._stop_wanted()), float(save), seconds, float(self._samples), 0.0],
-                              dtype=torch.float64)
+        values = torch.tensor([float(self._stop_wanted()), float(save), seconds, float(self._samples), 0.0,
+                               *self._signs()], dtype=torch.float64)
         if self._loss is not None:
             values[4] = self._loss
         self._loss, self._samples = None, 0
@@ -93,8 +96,8 @@ class Pulse:
         number, values, work = self._pending
         self._pending = None
         work.wait()
-        stop, save, seconds, samples, loss = values.tolist()
+        stop, save, seconds, samples, loss, *signs = values.tolist()
         # Computed from the sum that every rank holds, so all ranks beat at the same steps.
         mean = seconds / self._peers.world_size
         self._interval = max(1, min(_MOST_STEPS, int(_PERIOD_SECONDS / mean))) if mean > 0 else _MOST_STEPS
-        return Beat(number, stop > 0, save > 0, loss / samples if samples else float("nan"))
+        return Beat(number, stop > 0, save > 0, loss / samples if samples else float("nan"), tuple(signs))

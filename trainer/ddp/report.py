@@ -55,9 +55,17 @@ class Reporter:
             self._log.info("step", step=beat.step, epoch=(samples - 1) // self._sampler.samples_per_epoch,
                            loss=round(beat.loss, 6), learning_rate=rate, samples_per_second=round(speed, 1))
 
+    def early(self, step: int, action: str) -> None:
+        """A save was due while the one before it was still on its way."""
+        if self._rank == 0:
+            self._metrics.add("checkpoint_early_total", reason=action)
+            self._log.warning("the last checkpoint is still on its way: " +
+                              ("waiting for it" if action == "wait" else "this save is left out"), step=step)
+
     def saved(self, saved: Saved, where: str) -> None:
         """A save is over, one way or the other."""
         self._metrics.add("checkpoint_bytes_total", saved.uploaded)
+        self._metrics.add("checkpoint_stall_seconds_total", saved.stalled)
         if self._rank != 0:
             return
         self._metrics.add("checkpoint_attempts_total")
@@ -70,7 +78,8 @@ class Reporter:
         self._metrics.set("checkpoint_last_success_timestamp_seconds", time.time())
         self._metrics.info(last_checkpoint=where)
         self._metrics.flush(force=True)
-        self._log.info("checkpoint committed", step=step, checkpoint=where, seconds=round(saved.seconds, 3))
+        self._log.info("checkpoint committed", step=step, checkpoint=where, seconds=round(saved.seconds, 3),
+                       stalled=round(saved.stalled, 4))
 
     def evaluated(self, step: int, means: Mapping[str, float]) -> None:
         """The validation split was measured after `step` steps."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -29,8 +28,9 @@ from trainer.ddp.heart import Heart
 from trainer.ddp.lean import leave_compiler_alone
 from trainer.ddp.loop import Training, train
 from trainer.ddp.process import Rank, StopRequest, process_group
-from trainer.ddp.pulse import Pulse
+from trainer.ddp.pulse import Beat, Pulse
 from trainer.ddp.report import Reporter
+from trainer.ddp.saves import Saves, link_to_uploader
 from trainer.ddp.wrap import pick_device, set_deterministic, settle_buckets, wrap
 from trainer.launch.exits import Exit
 from trainer.launch.parent import die_with_parent
@@ -40,7 +40,6 @@ from trainer.telemetry import logs
 from trainer.telemetry.channel import Sender
 from trainer.telemetry.metrics import RankMetrics
 
-_FINAL_TRIES = 3
 _STORE_SECONDS = 900.0
 
 
@@ -57,7 +56,6 @@ class Worker:
         self.device = pick_device(rank.local_rank, config.parallel.backend)
         set_deterministic(config.train.deterministic, self.device)
         self.stop = StopRequest()
-        self.saved_at = time.monotonic()
         self.training: Training | None = None
 
     def run(self) -> Ending:
@@ -90,18 +88,22 @@ class Worker:
         self.store = open_store(config.store)
         identity = build.identity(config, len(self.train_split))
         state = TrainState(self.model.module, self.optimizer)
-        start = restore.begin(self.store, config.run.name, self.peers, state, identity)
+        link = link_to_uploader(config, self.rank, self.peers)
+        start = restore.begin(self.store, link, config.run.name, self.peers, state, identity)
         self.checkpointer = Checkpointer(
-            store=self.store, peers=self.peers, state=state, run=config.run.name, attempt=start.attempt,
+            store=self.store, link=link, peers=self.peers, state=state, run=config.run.name, attempt=start.attempt,
             parent=start.parent, identity=identity, config=asdict(config),
-            object_bytes=config.checkpoint.object_mb << 20, ledger=config.data.ledger)
+            object_bytes=config.checkpoint.object_mb << 20, ledger=config.data.ledger,
+            committed=start.committed, adopted=start.ledgers if not start.committed else ())
+        self.saves = Saves(config, self.checkpointer, self.reporter, self.metrics, self.store.url)
         pulse = Pulse(self.peers, log_every=config.train.log_every_steps, stop_wanted=self.stop.wanted,
-                      save_wanted=self._save_wanted)
+                      save_wanted=self.saves.wanted, signs=self.checkpointer.signs)
         training = self.training = Training(
             config=config, plugins=self.plugins, model=self.model, optimizer=self.optimizer, peaks=self.peaks,
             sampler=self.sampler, batches=self._batches, autocast=self.autocast, pulse=pulse, metrics=self.metrics,
-            save=self._save, evaluate=lambda: self._evaluate() is not None,
-            log=lambda beat, rate, norm: self.reporter.beat(training.samples, beat, rate, norm),
+            save=lambda wait: self.saves.save(training.step, training.samples, wait=wait),
+            evaluate=lambda: self._evaluate() is not None,
+            log=self._beat,
             note=self._note, samples=start.samples,
             end=self.sampler.end(epochs=config.train.epochs, max_steps=config.train.max_steps))
         if self.rank.world_size > 2 and not training.complete:
@@ -111,7 +113,6 @@ class Worker:
         training.step = start.step
         self.reporter.begin(start.step, start.samples, training.end,
                             f"{self.store.url}/{start.parent}" if start.parent else "")
-        self.saved_at = time.monotonic()
         start.set_random(config.run.seed, self.rank.rank)
         return training
 
@@ -119,22 +120,14 @@ class Worker:
         return training_batches(self.train_split, steps, collate=self.plugins.collate, workers=self.config.data.workers,
                                 seed=self.config.run.seed, device=self.device)
 
+    def _beat(self, beat: Beat, rate: float, norm: Any) -> None:
+        assert self.training is not None
+        self.saves.hear(beat)
+        self.reporter.beat(self.training.samples, beat, rate, norm)
+
     def _note(self, step: Any) -> None:
         if self.checkpointer.ledger:
             self.checkpointer.ledger.note(step.number, step.epoch, step.samples)
-
-    def _save_wanted(self) -> bool:
-        every = self.config.checkpoint.every_seconds
-        return every > 0 and time.monotonic() - self.saved_at >= every
-
-    def _save(self) -> bool:
-        assert self.training is not None
-        self.metrics.enter("checkpoint")
-        saved = self.checkpointer.save(self.training.step, self.training.samples)
-        self.saved_at = time.monotonic()
-        self.reporter.saved(saved, f"{self.store.url}/{saved.place.folder}")
-        self.metrics.enter("compute")
-        return not saved.problem
 
     def _evaluate(self) -> dict[str, float] | None:
         assert self.training is not None
@@ -153,17 +146,9 @@ class Worker:
         self.metrics.enter("compute")
         return means
 
-    def _is_saved(self, training: Training) -> bool:
-        """Whether the state as it is now is committed; what is not is tried again."""
-        tries = 0
-        while not self.checkpointer.holds(training.step) and tries < _FINAL_TRIES:
-            self._save()
-            tries += 1
-        return self.checkpointer.holds(training.step)
-
     def _stop(self, training: Training) -> Ending:
         """Stop early, with the last step in the store if it takes it."""
-        if self._is_saved(training):
+        if self.saves.ensure(training.step, training.samples):
             store = "which is saved"
         elif self.checkpointer.last is not None:
             store = f"the last checkpoint is that of step {self.checkpointer.last.step}"
@@ -175,7 +160,7 @@ class Worker:
 
     def _finish(self, training: Training) -> Ending:
         """Make sure that the end is durable, measure it, and leave the mark that the run is complete."""
-        if not self._is_saved(training):
+        if not self.saves.ensure(training.step, training.samples):
             raise StoreUnavailable("the run is complete but its last checkpoint could not be saved")
         means = self._evaluate()
         if means is None:

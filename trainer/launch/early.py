@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.checkpoint.wire import UPLOADER_ENV
 from trainer.config import Config, ConfigError
 from trainer.config.load import RESOLVED_ENV, to_json
 from trainer.launch.exits import GO_ENV, PARENT_ENV, REPORTS_ENV
@@ -49,6 +50,11 @@ class Early:
     def channel(self) -> Path:
         """Socket to which ranks send metrics."""
         return self.folder / "channel"
+
+    @property
+    def uploader(self) -> Path:
+        """Socket on which the uploader of this pod listens."""
+        return self.folder / "uploader"
 
     @property
     def reports(self) -> Path:
@@ -94,6 +100,7 @@ def started(config: Config, *, commands: Commands | None = None,
                 RESOLVED_ENV: str(folder / "config.json"),
                 CHANNEL_ENV: str(folder / "channel"),
                 REPORTS_ENV: str(folder / "reports"),
+                UPLOADER_ENV: str(folder / "uploader"),
                 **({"FORCE_COLOR": "1"} if on_terminal else {}),
             })
         yield Early(plan, resources, folder, agent, on_terminal, environ)

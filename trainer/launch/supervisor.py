@@ -29,6 +29,7 @@ from trainer.launch.plan import STOP_MARGIN_SECONDS, LaunchPlan
 from trainer.launch.present import plan_as_text
 from trainer.launch.server import Server
 from trainer.launch.signals import Aside, Signals
+from trainer.launch.uploading import uploading
 from trainer.launch.waiting import host_to_wait_for, wait_for_host
 from trainer.store import ObjectStore, StoreError, StoreRefused, StoreUnavailable, open_store
 from trainer.telemetry.channel import Receiver
@@ -100,6 +101,8 @@ class _Supervisor:
                 from trainer.launch.live import LiveView  # pods have no terminal and need not load it
 
                 self.live = LiveView(config.run.name, self.metrics.view, lambda: self.phase)
+            # It ends after the ranks: what they have staged is brought to the store.
+            self.uploader = stack.enter_context(uploading(config, early.uploader, early.environ))
             child = stack.enter_context(Child(early.agent, early.folder, events, self.live))
             receiver = Receiver(early.channel, self.metrics.take)
             stack.callback(receiver.close)
@@ -170,6 +173,7 @@ class _Supervisor:
                 child.go()
             elif child.started and not stopping:
                 self.keeper.watch()
+                self.uploader.tend()
                 self.voices.look()
                 hopeless = self._hopeless()
                 if hopeless is not None:
@@ -270,6 +274,7 @@ class _Supervisor:
 
     def _stop(self, child: Child) -> None:
         self.phase = "stopping"
+        self.uploader.hurry()
         child.stop()
 
     def _patience(self) -> float:

@@ -71,6 +71,9 @@ class ObjectStore(Protocol):
     def get(self, key: str) -> bytearray:
         """Read an object whole. Raises NotFound."""
 
+    def read(self, key: str, into: memoryview, begin: int = 0) -> int:
+        """Fill `into` with the object's bytes from `begin` on; return how many there were. Raises NotFound."""
+
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """Yield (key, size in bytes) of all objects whose key begins with `prefix`, in key order."""
 

@@ -111,6 +111,20 @@ class LocalStore:
                     done += count
                 return data
 
+    def read(self, key: str, into: memoryview, begin: int = 0) -> int:
+        path = self._path(key)
+        with self._told("get", key):
+            try:
+                file = path.open("rb", buffering=0)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+                raise NotFound(f"get {self.url}/{key}: there is no such object") from error
+            with file:
+                file.seek(begin)
+                done = 0
+                while done < len(into) and (count := file.readinto(into[done:])):
+                    done += count
+                return done
+
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         with self._told("list", prefix):
             yield from self._walk(self._root, "", prefix)

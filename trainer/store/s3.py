@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
 import io
 import random
 import re
@@ -36,6 +37,8 @@ _S3_XML = re.compile(rb"<(ListBucketResult|Error)\b")
 _S3_XML_OR_500 = re.compile(rb"<(ListBucketResult|Error)\b|500|error|^\s*$", re.IGNORECASE)
 _BLOCK = 1 << 20
 _SMALL = 64 << 10
+_TRICKLE_SECONDS = 30.0
+_SLOWEST = 64 << 10
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
 
 
@@ -136,6 +139,17 @@ class S3Store:
     def get(self, key: str) -> bytearray:
         request = {"Bucket": self._bucket, "Key": self._full(key)}
         return self._call("get", key, lambda s3: _read_whole(s3.get_object(**request)))
+
+    def read(self, key: str, into: memoryview, begin: int = 0) -> int:
+        if not into:
+            return 0
+        request = {"Bucket": self._bucket, "Key": self._full(key), "Range": f"bytes={begin}-{begin + len(into) - 1}"}
+        try:
+            return self._call("get", key, lambda s3: _read_into(s3.get_object(**request), into))
+        except StoreRefused as error:
+            if code_of(error.__cause__) == "InvalidRange":  # the object ends before
+                return 0
+            raise
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         request = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
@@ -267,20 +281,35 @@ def _body(view: memoryview) -> bytes | _Body:
 
 def _read_whole(answer: Mapping[str, Any]) -> bytearray:
     """The body of a GetObject answer. One that breaks off is read again from the start: objects are small."""
-    body, size = answer["Body"], answer["ContentLength"]
-    data = bytearray(size)
-    view, done = memoryview(data), 0
+    data = bytearray(answer["ContentLength"])
+    _read_into(answer, memoryview(data))
+    return data
+
+
+def _read_into(answer: Mapping[str, Any], into: memoryview) -> int:
+    """The body of a GetObject answer, as far as there is room for it. Returns its length.
+
+    A server that sends a trickle is as good as one that sends nothing: `_SLOWEST` bytes a second are asked for.
+    """
+    body = answer["Body"]
+    size = min(int(answer["ContentLength"]), len(into))
+    began, done = time.monotonic(), 0
     try:
         while done < size:
-            count = body.readinto(view[done:done + _BLOCK])  # by blocks: urllib3 reads into bytes first
+            count = body.readinto(into[done:min(done + _BLOCK, size)])  # by blocks: urllib3 reads into bytes first
             if not count:
                 raise IncompleteReadError(actual_bytes=done, expected_bytes=size)
             done += count
-        body.read()  # nothing is left; this gives the connection back to the pool
+            if time.monotonic() - began > _TRICKLE_SECONDS + done / _SLOWEST:
+                raise TimeoutError(errno.ETIMEDOUT, f"{done} of {size} bytes in {time.monotonic() - began:.0f} s")
+        if size == answer["ContentLength"]:
+            body.read()  # nothing is left; this gives the connection back to the pool
+        else:
+            body.close()
     except FAILURES as error:
         body.close()
         raise _BrokeOff from error
-    return data
+    return size
 
 
 def _only_listings(response_dict: Mapping[str, Any], **_: Any) -> None:

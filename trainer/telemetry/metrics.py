@@ -75,6 +75,10 @@ METRICS = (
     Metric("checkpoint_attempts_total", "counter", "Saves tried; counted by rank 0."),
     Metric("checkpoint_failures_total", "counter", "Saves that were not committed; counted by rank 0.",
            ("reason",), REASONS),
+    Metric("checkpoint_early_total", "counter", "Saves that were due while the one before was still on its way, by "
+           "what was done; counted by rank 0.", ("reason",), ("wait", "skip")),
+    Metric("checkpoint_stall_seconds_total", "counter", "Time that saves held up the training, but for waits.",
+           ("rank",)),
     Metric("checkpoint_bytes_total", "counter", "Bytes of checkpoints written by the ranks of this pod."),
     Metric("checkpoint_last_step", "gauge", "Step of the newest committed checkpoint.", outlives=True),
     Metric("checkpoint_last_success_timestamp_seconds", "gauge", "When the newest checkpoint was committed.",

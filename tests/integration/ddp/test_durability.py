@@ -18,13 +18,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 MakeJob = Callable[..., Job]
 
 POINTS = [
-    # (rank, when, at the put of what) of the save of step 6, and the newest checkpoint that must then be there
-    ("0:before:slice", 3),
-    ("1:after:slice", 3),
-    ("1:before:receipt", 3),
-    ("1:after:receipt", 6),  # all receipts are there: any process may complete it
-    ("0:before:manifest", 6),
-    ("0:after:manifest", 6),
+    # (who dies, when, at the put of what) in the save of step 6, and what may then be the newest checkpoint
+    ("rank:before:slice-00001", {6}),  # the uploader brings what was staged to its end
+    ("both:before:slice-00000", {3}),
+    ("both:after:slice-00001", {3}),
+    ("both:before:receipt-00001", {3}),
+    ("both:after:receipt-00001", {3, 6}),  # the other rank's receipt may be there: then any process may complete it
+    ("both:before:manifest", {6}),
+    ("both:after:manifest", {6}),
 ]
 
 
@@ -36,8 +37,8 @@ def reference(make_module_job: MakeJob, module_store: ObjectStore) -> dict[int, 
 
 
 @pytest.mark.parametrize(("point", "expected"), POINTS)
-def test_a_rank_killed_during_a_save_leaves_a_restorable_checkpoint(
-        point: str, expected: int, reference: dict[int, dict[str, bytes]], make_module_job: MakeJob,
+def test_a_kill_at_any_point_of_a_save_leaves_a_restorable_checkpoint(
+        point: str, expected: set[int], reference: dict[int, dict[str, bytes]], make_module_job: MakeJob,
         module_store: ObjectStore) -> None:
     name = "killed-" + point.replace(":", "-")
     who, when, what = point.split(":")
@@ -46,12 +47,25 @@ def test_a_rank_killed_during_a_save_leaves_a_restorable_checkpoint(
     assert ended.code != 0, ended.text
 
     newest = survey(module_store, name, mend=True).committed[0]
-    assert newest.step == expected
-    assert contents(module_store, newest) == reference[expected], "its bytes are those that were staged"
+    assert newest.step in expected
+    assert contents(module_store, newest) == reference[newest.step], "its bytes are those that were staged"
     resumed = make_module_job(name=name).torchrun(2)
     assert resumed.code == 0, resumed.text
-    assert [line["step"] for line in resumed.events("restored")] == [expected]
+    assert [line["step"] for line in resumed.events("restored")] == [newest.step]
     assert contents(module_store, survey(module_store, name).committed[0]) == reference[14]
+
+
+def test_an_uploader_that_dies_costs_one_checkpoint_and_is_replaced(
+        reference: dict[int, dict[str, bytes]], make_module_job: MakeJob, module_store: ObjectStore) -> None:
+    job = make_module_job(name="orphans", environ={"RATCHET_TEST_DIE": "uploader:before:step-000000006/.*slice-00001"})
+    ended = job.torchrun(2, module="tests.integration.faulty")
+    assert ended.code == 0, ended.text
+    failed, = ended.events("checkpoint not saved, the one before it stays")
+    assert failed["step"] == 6
+    assert "the uploader of this pod went away" in failed["reason"]
+    committed = survey(module_store, "orphans").committed
+    assert [place.step for place in committed] == [14, 12, 9, 3]
+    assert contents(module_store, committed[0]) == reference[14]
 
 
 @pytest.mark.parametrize("damage", ["flip", "manifest"])

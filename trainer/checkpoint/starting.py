@@ -1,0 +1,76 @@
+"""Starting a pod's uploader, and starting it again when it dies. No torch here: the supervisor does it too."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.config import Config
+from trainer.config.load import to_json
+from trainer.telemetry.channel import private_folder
+from trainer.telemetry.logs import get_logger
+
+MODULE = "trainer.checkpoint.uploader"
+"""What is run."""
+
+
+class Starter:
+    """Keeps one uploader running. The socket is ours, so ranks that call while it is away are only kept waiting.
+
+    Args:
+        path: where ranks call.
+        tied: the uploader ends with this process (after what is staged); else when all ranks are gone.
+        environ: None: this process's own.
+    """
+
+    def __init__(self, config: Config, path: Path, *, tied: bool, environ: Mapping[str, str] | None = None) -> None:
+        self.path = path
+        self._settings, self._tied, self._environ = to_json(config), tied, environ
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._folder = contextlib.ExitStack()
+        self._process = self._start()
+
+    @classmethod
+    def for_ranks(cls, config: Config) -> Starter:
+        """One for ranks that have no supervisor; it ends by itself when they are gone."""
+        folder = contextlib.ExitStack()
+        starter = cls(config, folder.enter_context(private_folder("uploader")) / "uploader", tied=False)
+        starter._folder = folder
+        return starter
+
+    def tend(self) -> None:
+        """Start it again if it is gone. Cheap: call it often."""
+        if (code := self._process.poll()) is not None:
+            get_logger().warning("the uploader is gone, starting another: what it held is lost", exit=code)
+            self._process = self._start()
+
+    def stop(self, seconds: float) -> None:
+        """Ask it to end after what is staged, and wait for that."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+        self._folder.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", MODULE, str(self._listener.fileno())]
+        command += ["--tied"] if self._tied else []
+        # A session of its own: torchrun ends the sessions of its ranks, and this must outlive them.
+        process = subprocess.Popen(command, env=self._environ, stdin=subprocess.PIPE, start_new_session=True,
+                                   pass_fds=[self._listener.fileno()])
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(self._settings.encode())
+            process.stdin.close()
+        return process
