@@ -84,9 +84,9 @@ def _strike(fault: str) -> None:
 
 
 class Net(nn.Module):
-    def __init__(self, hidden: int, faults: Faults, *, plain: bool, pace: float) -> None:
+    def __init__(self, hidden: int, faults: Faults, *, plain: bool, pace: float, evaluation_pace: float) -> None:
         super().__init__()
-        self.pace = pace
+        self.pace, self.evaluation_pace = pace, evaluation_pace
         # Defined in another order than they run in, so that DistributedDataParallel, which begins with the
         # one and goes on with the other, has its buckets to rearrange.
         self.head = nn.Linear(hidden, 2)
@@ -100,6 +100,8 @@ class Net(nn.Module):
         if self.training:
             time.sleep(self.pace)
             self.faults.strike()
+        else:
+            time.sleep(self.evaluation_pace)
         out: torch.Tensor = self.head(self.body(features))
         return out
 
@@ -108,7 +110,7 @@ def build_model(config: Config) -> nn.Module:
     options = config.workload.options
     faults = Faults(list(options.get("faults", [])), str(options.get("memory", "")))
     return Net(options.get("hidden", 64), faults, plain=options.get("plain", False),
-               pace=options.get("pace", 0.0))
+               pace=options.get("pace", 0.0), evaluation_pace=options.get("evaluation_pace", 0.0))
 
 
 def build_dataset(config: Config, split: str) -> Numbers:
