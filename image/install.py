@@ -88,7 +88,8 @@ def install(arguments: Sequence[str]) -> None:
 def settle() -> None:
     """Compile, drop dates, move under /image."""
     # Bytecode that does not name the date of its source, nor asks for it: the image does not change.
-    _call([str(PREFIX / "bin" / "python"), "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash",
+    # -f: what a start of this Python has compiled by itself has a date.
+    _call([str(PREFIX / "bin" / "python"), "-m", "compileall", "-f", "-qq", "--invalidation-mode", "unchecked-hash",
            "-j", "0", str(PREFIX / "lib")],
           check=False,  # packages ship files for other Pythons, too
           PYTHONHASHSEED="0")  # sets of constants are written in the order of their hashes

@@ -134,7 +134,7 @@ class Job:
                                                   f"{self.worker(index)}:{METRICS_PORT}/proxy{path}", timeout=20)
 
     def wait_for_step(self, step: int, *, world_size: int | None = None, index: int = 0,
-                      seconds: float = 180) -> dict[str, Any]:
+                      seconds: float = 360) -> dict[str, Any]:
         """Wait until a worker says that the run has come so far, with so many ranks."""
         def reached() -> dict[str, Any] | None:
             self.must_not_have_failed()
@@ -155,7 +155,7 @@ class Job:
         for name in self.running():
             self.namespace.kubectl("exec", name, "--", "touch", "/tmp/hurry")
 
-    def wait_to_succeed(self, *, seconds: float = 300) -> None:
+    def wait_to_succeed(self, *, seconds: float = 480) -> None:
         def succeeded() -> bool:
             self.must_not_have_failed()
             return "Succeeded" in self.conditions()

@@ -20,7 +20,7 @@ MADE_ALREADY = "A cluster to try it on"
 """Section whose commands the fixtures `cluster` and `image` have run."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("nodes")
 def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside(here: Namespace,
                                                                               tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_the_overlay_trains_on_two_nodes_and_its_checkpoint_goes_on_from_outside
 
     wait_until("two pods to run", lambda: len(job.running()) == 2, seconds=120)
     assert len({pod["spec"]["nodeName"] for pod in job.pods().values()}) == 2
-    job.wait_to_succeed(seconds=180)
+    job.wait_to_succeed()
 
     audit = run.must_be_complete_and_exact(epochs=EPOCHS)
     assert 2 in audit.world_sizes

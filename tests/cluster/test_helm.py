@@ -17,7 +17,7 @@ CHART = ROOT / "helm" / "ratchet"
 VALUES = Path(__file__).with_name("values.yaml")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_a_release_trains_scales_stops_resumes_and_leaves_its_checkpoints(here: Namespace, image: str,
                                                                          tmp_path: Path) -> None:
     here.kubectl("create", "secret", "generic", "ratchet-s3", "--from-literal=AWS_ACCESS_KEY_ID=ratchet",

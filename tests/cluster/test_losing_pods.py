@@ -39,7 +39,7 @@ def must_recover(here: Namespace, job: Job, index: int, *, old: str, seen: int, 
     assert seen - resumed_at[0] <= lost, f"step {seen} was reached and then begun again at {resumed_at[0]}"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("index", [1, 0], ids=["worker_1", "worker_0_with_the_rendezvous_store"])
 def test_a_deleted_pod_costs_no_step(here: Namespace, index: int) -> None:
     job, seen = train(here, NO_SAVES)
@@ -50,7 +50,7 @@ def test_a_deleted_pod_costs_no_step(here: Namespace, index: int) -> None:
     must_recover(here, job, index, old=old, seen=seen, lost=0)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_killed_pod_costs_at_most_the_steps_since_the_last_save(here: Namespace) -> None:
     """No SIGTERM, no last save: what the kernel does when memory runs out."""
     job, seen = train(here)

@@ -17,7 +17,7 @@ from tests.cluster.runs import SAVE_EVERY, render
 from trainer.telemetry.metrics import METRICS
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1200)
 def test_prometheus_has_every_core_metric_of_every_rank_once(here: Namespace) -> None:
     here.apply(render(here, {"train.log_every_steps": 5}))
     job = here.job()

@@ -11,7 +11,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 USER = 1234567
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("here", [RESTRICTED], indirect=True, ids=["restricted"])
 def test_a_restricted_namespace_with_any_user_id_trains(here: Namespace) -> None:
     with pytest.raises(CommandFailed, match="violates PodSecurity"):  # the level is enforced

@@ -10,7 +10,7 @@ from tests.cluster.kube import Job, Namespace, command, wait_until
 from tests.cluster.runs import NO_SAVES, SAVE_EVERY, outside, render, the
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_world_follows_the_replicas_and_no_sample_is_lost(here: Namespace) -> None:
     here.apply(render(here))
     job = here.job()
@@ -29,7 +29,7 @@ def test_the_world_follows_the_replicas_and_no_sample_is_lost(here: Namespace) -
     assert _in_order([2, 3, 2], audit.world_sizes), audit.world_sizes
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_suspended_job_saves_within_its_grace_and_goes_on_from_there(here: Namespace) -> None:
     here.apply(render(here, NO_SAVES, min_replicas=2))
     job, run = here.job(), outside(here)
@@ -66,7 +66,7 @@ def drained() -> Iterator[list[str]]:
         command("kubectl", "uncordon", node)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("nodes")
 def test_a_drained_node_costs_no_sample(here: Namespace, drained: list[str]) -> None:
     objects = render(here, NO_SAVES, min_replicas=2)

@@ -12,7 +12,7 @@ from tests.cluster.runs import outside, render, the
 EPOCHS = 2
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1200)
 def test_a_master_and_a_worker_train_together(here: Namespace) -> None:
     objects = render(here, {"train.epochs": EPOCHS}, slow=False)
     spec = the(objects, "PyTorchJob")["spec"]
@@ -30,7 +30,7 @@ def test_a_master_and_a_worker_train_together(here: Namespace) -> None:
     assert audit.world_sizes == (2,)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_plain_job_of_one_pod_trains(here: Namespace) -> None:
     objects = render(here, {"train.epochs": EPOCHS}, slow=False)
     elastic = the(objects, "PyTorchJob")
