@@ -25,7 +25,8 @@ def delete(store: ObjectStore, place: Place) -> int:
     """Delete a checkpoint: the manifest, then the receipts (else it would be completed again), then the rest.
 
     Returns:
-        Bytes that were freed. Stopped in between and done again, it deletes what is left.
+        Bytes that were freed. Stopped after the manifest it may be completed again by the next start, whole;
+        stopped later, it is no checkpoint any more.
 
     Raises:
         StoreError: when the store does not answer.

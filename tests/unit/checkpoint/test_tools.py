@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,7 +19,7 @@ from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.retention import delete, spare
 from trainer.checkpoint.save import Checkpointer
 from trainer.checkpoint.survey import survey
-from trainer.checkpoint.tools import main
+from trainer.checkpoint.tools import damages, main
 from trainer.config import Config, ConfigError, Resolved
 from trainer.config.tree import Run, Store
 from trainer.store import ObjectStore, StoreUnavailable
@@ -84,7 +85,7 @@ def test_mistakes_are_told(tool: Tool) -> None:
         tool("show", "--step", "9")
 
 
-def test_a_deletion_that_breaks_off_leaves_no_checkpoint_that_could_be_taken(tool: Tool, store: ObjectStore) -> None:
+def test_a_deletion_that_breaks_off_leaves_a_whole_checkpoint_or_none(tool: Tool, store: ObjectStore) -> None:
     place = Place("r", 4, "000001-aaaaaaaa")
     keys = [key for key, _ in store.list(f"{place.folder}/")]
 
@@ -100,13 +101,16 @@ def test_a_deletion_that_breaks_off_leaves_no_checkpoint_that_could_be_taken(too
             self.left -= 1
             store.delete(key)
 
-    for _ in keys[:-1]:
+    for count in range(len(keys)):
         breaking = Breaking()
-        breaking.left = 1
-        with pytest.raises(StoreUnavailable):
+        breaking.left = count
+        if not any(key in keys for key, _ in store.list(f"{place.folder}/")):
+            break
+        with contextlib.suppress(StoreUnavailable):
             delete(breaking, place)  # type: ignore[arg-type]
-        assert survey(store, "r", mend=True).committed[0].step == 3
-    assert delete(store, place) > 0
+        newest = survey(store, "r", mend=True).committed[0]
+        assert newest.step == 3 or (newest == place and not damages(store, place)), "gone, or whole again"
+    delete(store, place)
     assert [*store.list(f"{place.folder}/")] == []
 
 
