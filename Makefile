@@ -71,7 +71,12 @@ bench-recovery: setup ## Time the recovery from killed and hung ranks and pods, 
 bench-start: setup ## Time the start of a pod, and weigh its supervisor
 	@$(BIN)/python -m bench.start $(ARGS)
 
+.PHONY: bench-checkpoint
+bench-checkpoint: setup ## Compare checkpoints with torch.save, torch.distributed.checkpoint and a bare client
+	@$(BIN)/uv pip install --quiet --target .bench --no-deps --require-hashes -r bench/checkpoint/peers.lock
+	@$(BIN)/python -m bench.checkpoint $(ARGS)
+
 .PHONY: clean
 clean: ## Remove .venv, caches and builds; the runs in ratchet-store/ stay
-	rm -rf .venv build dist *.egg-info .ratchet .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .bench build dist *.egg-info .ratchet .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find trainer tests image bench demo -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -125,6 +125,12 @@ def _audit(words: list[str]) -> int:
     return 0 if result.exact else 1
 
 
+def _checkpoints(words: list[str]) -> int:
+    from trainer.checkpoint.tools import main as tools  # its own words first, the rest are the settings
+
+    return tools(words, _load)
+
+
 def _load(words: Sequence[str]) -> Resolved:
     positional, overrides = split_arguments(words)
     if len(positional) > 1:
@@ -192,6 +198,22 @@ folders that are written to, the memory. The exit code is 0 if all of it works, 
 examples:
   ratchet doctor
   docker run --rm IMAGE doctor --store.url s3://bucket/experiments"""),
+    "checkpoints": Command(_checkpoints, "list, show, verify or prune the checkpoints of a run", f"""\
+usage: ratchet checkpoints ls [--json] [CONFIG] [--section.field VALUE ...]
+       ratchet checkpoints show [--step N] [--json] ...       the tensors of one (default: the newest)
+       ratchet checkpoints verify [--step N] [--json] ...     read every byte; exit code 1 if any has changed
+       ratchet checkpoints prune --keep-last N [--keep-every STEPS] [--yes] [--json] ...
+
+Look at what the store holds of a run. `prune` only tells what it would delete unless --yes is given; it
+never deletes the two newest.
+
+  --json                  for programs
+{_ARGUMENTS}
+
+examples:
+  ratchet checkpoints ls digits
+  ratchet checkpoints verify my.toml --step 1200
+  ratchet checkpoints prune my.toml --keep-last 3 --keep-every 1000 --yes"""),
     "audit": Command(_audit, "prove from the store that no sample was lost or seen twice", f"""\
 usage: ratchet audit [--json] [CONFIG] [--section.field VALUE ...]
 

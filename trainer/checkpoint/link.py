@@ -131,6 +131,7 @@ class Link:
         try:
             answer, descriptors = self._answers.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
+            self.close()  # an answer that comes after all would be taken for another one's
             raise Gone(f"the uploader gave no answer in {_ANSWER_SECONDS:.0f} s") from None
         if answer["event"] == "gone":
             raise Gone(answer["problem"])

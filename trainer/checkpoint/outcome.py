@@ -34,4 +34,4 @@ class Outcome:
     def failed(cls, place: Place, error: Exception) -> Outcome:
         reason = ("store_refused" if isinstance(error, StoreRefused)
                   else "store_unavailable" if isinstance(error, StoreUnavailable) else "other")
-        return cls(place, committed=False, uploaded=0, problem=str(error), reason=reason)
+        return cls(place, committed=False, uploaded=0, problem=str(error) or repr(error), reason=reason)

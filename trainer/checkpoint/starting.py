@@ -20,7 +20,9 @@ MODULE = "trainer.checkpoint.uploader"
 
 
 class Starter:
-    """Keeps one uploader running. The socket is ours, so ranks that call while it is away are only kept waiting.
+    """Keeps one uploader running, from the first `tend` on.
+
+    The socket is held here, so ranks that call while the uploader is away are only kept waiting.
 
     Args:
         path: where ranks call.
@@ -35,7 +37,7 @@ class Starter:
         self._listener.bind(str(path))
         self._listener.listen(64)
         self._folder = contextlib.ExitStack()
-        self._process = self._start()
+        self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def for_ranks(cls, config: Config) -> Starter:
@@ -43,22 +45,26 @@ class Starter:
         folder = contextlib.ExitStack()
         starter = cls(config, folder.enter_context(private_folder("uploader")) / "uploader", tied=False)
         starter._folder = folder
+        starter.tend()
         return starter
 
     def tend(self) -> None:
-        """Start it again if it is gone. Cheap: call it often."""
-        if (code := self._process.poll()) is not None:
+        """Start it, for the first time or because it is gone. Cheap: call it often."""
+        if self._process is None:
+            self._process = self._start()
+        elif (code := self._process.poll()) is not None:
             get_logger().warning("the uploader is gone, starting another: what it held is lost", exit=code)
             self._process = self._start()
 
     def stop(self, seconds: float) -> None:
         """Ask it to end after what is staged, and wait for that."""
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._listener.close()
         self.path.unlink(missing_ok=True)
         self._folder.close()

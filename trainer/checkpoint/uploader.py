@@ -28,14 +28,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainer.checkpoint.manifest import BadManifest, Receipt
+from trainer.checkpoint.manifest import Receipt
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.outcome import Outcome
 from trainer.checkpoint.upload import Staged, commit_if_whole, upload
 from trainer.checkpoint.wire import Gone, Line, SharedMemory
 from trainer.config.load import from_json
 from trainer.config.tree import Store as StoreSettings
-from trainer.store import ObjectStore, StoreError, open_store
+from trainer.store import ObjectStore, open_store
 from trainer.telemetry.logs import configure, get_logger
 
 _NICE = 10
@@ -236,7 +236,7 @@ class Uploader:
             receipt = upload(self._store, staged, buffer.memory.view, self._pool)
             committed = self._commit(self._store, staged, receipt, seat.ranks_here)
             outcome = Outcome(place, committed, sum(item.size for item in receipt.objects))
-        except (StoreError, BadManifest, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, a rank waits for an answer
             outcome = Outcome.failed(place, error)
             get_logger().debug("upload failed", checkpoint=place.folder, rank=staged.rank, reason=str(error))
         finally:

@@ -25,7 +25,7 @@ class Uploading:
         self._stopping_since: float | None = None
 
     def tend(self) -> None:
-        """Start it again if it died."""
+        """Start it, or another if it died: call it several times a second while there are ranks."""
         self._starter.tend()
 
     def hurry(self) -> None:

@@ -19,7 +19,7 @@ MakeJob = Callable[..., Job]
 
 POINTS = [
     # (who dies, when, at the put of what) in the save of step 6, and what may then be the newest checkpoint
-    ("rank:before:slice-00001", {6}),  # the uploader brings what was staged to its end
+    ("rank:before:slice-00001", {3, 6}),  # if it had handed its share over, the uploader brings it to its end
     ("both:before:slice-00000", {3}),
     ("both:after:slice-00001", {3}),
     ("both:before:receipt-00001", {3}),

@@ -58,6 +58,20 @@ def test_a_put_replaces(store: ObjectStore) -> None:
     assert list(store.list()) == [("done.json", 6)]
 
 
+@pytest.mark.parametrize(("begin", "size", "found"), [
+    (0, 10, 10), (3, 4, 4), (6, 10, 4), (10, 5, 0), (99, 1, 0), (0, 0, 0)])
+def test_a_range_is_read_into_the_callers_memory(store: ObjectStore, begin: int, size: int, found: int) -> None:
+    store.put("key", bytes(range(10)))
+    memory = bytearray(b"x" * size)
+    assert store.read("key", memoryview(memory), begin) == found
+    assert memory == bytes(range(10))[begin : begin + size] + b"x" * (size - found)
+
+
+def test_a_range_of_a_missing_object_is_not_found(store: ObjectStore) -> None:
+    with pytest.raises(NotFound, match="missing"):
+        store.read("missing", memoryview(bytearray(3)))
+
+
 def test_a_missing_object_is_not_found_and_named(store: ObjectStore) -> None:
     with pytest.raises(NotFound, match=f"^get {store.url}/run/none.*no such object$"):
         store.get("run/none")

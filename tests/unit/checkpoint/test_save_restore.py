@@ -360,3 +360,21 @@ def test_saving_draws_no_random_number_and_allocates_no_new_buffers(
     assert torch.equal(torch.get_rng_state(), random)
     assert served.uploader._generations == 2, "two buffers were made and used in turns"
     link.close()
+
+
+def test_a_share_that_was_handed_over_is_committed_although_its_rank_is_gone(
+        store: ObjectStore, alone: Peers, serve: Callable[[ObjectStore], Served]) -> None:
+    served = serve(store)
+    state, other = training(), training()
+    link = Link(served.path, local_rank=0, ranks_here=1)
+    saver = Checkpointer(store=store, link=link, peers=alone, state=state, run="r", attempt="000001-aaaaaaaa",
+                         parent="", identity=IDENTITY, config={}, object_bytes=100, ledger=False)
+    saver.begin(1, 8)
+    assert saver._pending is not None
+    saver._pending.staging.result()
+    link.close()
+    assert served.uploader.settle(60)
+    again = Link(serve(store).path, local_rank=0, ranks_here=1)
+    assert restore.begin(store, again, "r", alone, other, IDENTITY).step == 1
+    assert same(state, other)
+    again.close()

@@ -1,0 +1,136 @@
+"""`ratchet checkpoints`: look at a run's checkpoints, check every byte of them, delete old ones. No torch here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from trainer.checkpoint.manifest import BadManifest, Manifest, Object
+from trainer.checkpoint.names import Place
+from trainer.checkpoint.retention import delete, spare
+from trainer.checkpoint.survey import read_manifest, survey
+from trainer.config import Config, ConfigError, Resolved
+from trainer.store import NotFound, ObjectStore, open_store
+
+_READERS = 4
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells mistakes as every other part of Ratchet does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"ratchet checkpoints: {message} (see ratchet checkpoints --help)")
+
+
+def main(words: Sequence[str], load: Callable[[Sequence[str]], Resolved]) -> int:
+    """Run one of the commands. Returns the exit code.
+
+    Args:
+        words: the command, its own options, and those that `load` makes settings of.
+
+    Raises:
+        ConfigError: for a mistake in the words, or a checkpoint that is not there.
+        StoreError: when the store does not answer.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("command", choices=("ls", "show", "verify", "prune"))
+    parser.add_argument("--step", type=int)
+    parser.add_argument("--keep-last", type=int)
+    parser.add_argument("--keep-every", type=int, default=0)
+    parser.add_argument("--yes", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options, rest = parser.parse_known_args(list(words))
+    config = load(rest).config
+    store = open_store(config.store)
+    places = survey(store, config.run.name).committed
+    match options.command:
+        case "ls":
+            return _print(_rows(store, places), as_json=options.json)
+        case "show":
+            return _print(_tensors(read_manifest(store, _chosen(places, options.step, config))), as_json=options.json)
+        case "verify":
+            wanted = [_chosen(places, options.step, config)] if options.step is not None else places
+            rows = [{"step": place.step, "checkpoint": place.folder, "problems": damages(store, place)}
+                    for place in wanted]
+            _print(rows, as_json=options.json)
+            return 1 if any(row["problems"] for row in rows) else 0
+    if options.keep_last is None:
+        raise ConfigError("ratchet checkpoints prune: say how many of the newest stay, with --keep-last N")
+    rows = []
+    for place in spare(places, keep_last=options.keep_last, keep_every=options.keep_every):
+        freed = delete(store, place) if options.yes else sum(size for _, size in store.list(f"{place.folder}/"))
+        rows.append({"step": place.step, "checkpoint": place.folder, "mib": round(freed / 2**20, 1),
+                     "deleted": options.yes})
+    return _print(rows, as_json=options.json)
+
+
+def damages(store: ObjectStore, place: Place) -> list[str]:
+    """Read every object of a checkpoint; one line for each that is not what was written, by its key."""
+    try:
+        manifest = read_manifest(store, place)
+    except BadManifest as error:
+        return [f"{place.manifest}: {error}"]
+
+    def check(item: Object) -> str:
+        try:
+            data = store.get(item.key)
+        except NotFound:
+            return f"{item.key}: it is missing"
+        if len(data) != item.size:
+            return f"{item.key}: it has {len(data)} bytes and should have {item.size}"
+        return "" if zlib.crc32(data) == item.crc32 else f"{item.key}: its bytes have changed (CRC does not match)"
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return [line for line in pool.map(check, [o for objects in manifest.objects for o in objects]) if line]
+
+
+def _chosen(places: Sequence[Place], step: int | None, config: Config) -> Place:
+    found = next((place for place in places if step is None or place.step == step), None)
+    if found is None:
+        there = ", ".join(str(place.step) for place in places) or "none"
+        raise ConfigError(f"run {config.run.name!r} has no checkpoint{'' if step is None else f' of step {step}'}"
+                          f" at {config.store.url} (there are: {there})")
+    return found
+
+
+def _rows(store: ObjectStore, places: Sequence[Place]) -> list[dict[str, Any]]:
+    rows = []
+    for place in places:
+        try:
+            manifest = read_manifest(store, place)
+        except BadManifest as error:
+            rows.append({"step": place.step, "checkpoint": place.folder, "problem": str(error)})
+            continue
+        rows.append({"step": place.step, "checkpoint": place.folder, "samples": manifest.header.samples,
+                     "world_size": manifest.header.world_size, "mib": round(manifest.nbytes / 2**20, 1)})
+    return rows
+
+
+def _tensors(manifest: Manifest) -> list[dict[str, Any]]:
+    return [{"name": e.name, "dtype": e.dtype, "shape": list(e.shape), "bytes": e.nbytes}
+            for e in (*manifest.header.replicated, *manifest.header.owned)]
+
+
+def _print(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(list(rows), indent=1))
+        return 0
+    if not rows:
+        print("none")
+        return 0
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *([_cell(row.get(name, "")) for name in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return 0
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return "; ".join(value)
+    return "ok" if value == [] else str(value)
