@@ -107,19 +107,24 @@ class Checkpointer:
         table = lay_out(buffers)
         owned = self._owned.copy(buffers, table, total_bytes(table))
         ledger = self.ledger.encoder() if self.ledger else None
+        facts = self._state.facts()
         self._stager.mark()
         self._link.expect(place)
         self._fence.close()
 
         def stage() -> None:
             try:
-                self._stage(place, samples, random, owned, table, ledger)
+                self._stage(place, samples, random, owned, table, ledger, facts)
             except (Gone, MemoryError) as error:
                 self._link.fail(place, error)
             finally:
                 self._fence.open()
 
         self._pending = _Pending(place, began, time.monotonic() - began, self._thread.submit(stage))
+
+    def copied(self) -> None:
+        """Wait until the state may be changed by others than the optimizer."""
+        self._fence()
 
     def signs(self) -> tuple[float, float]:
         """For the pulse: whether this rank's share of the save under way has come to an end, and to a commit."""
@@ -187,13 +192,13 @@ class Checkpointer:
         return "", ""
 
     def _stage(self, place: Place, samples: int, random: Mapping[str, Any], owned: memoryview, owned_table: Any,
-               ledger: Callable[[], bytes] | None) -> None:
+               ledger: Callable[[], bytes] | None, facts: Mapping[str, Any]) -> None:
         """Copy this rank's share and hand it over. Runs beside the training."""
         rank, world_size = self._peers.rank, self._peers.world_size
         tensors = self._state.replicated()
         table = lay_out(tensors)
         header = Header(self._run, place.step, samples, self._attempt, self._parent, world_size, self._identity,
-                        self._state.facts(), table, owned_table, self._config) if rank == 0 else None
+                        facts, table, owned_table, self._config) if rank == 0 else None
         begin, end = even_slice(total_bytes(table), rank, world_size)
         number, memory = self._link.buffer(end - begin + len(owned))
         parts = self._stager.copy(tensors, table, begin, end, space=REPLICATED, target=memory.view, offset=0)
