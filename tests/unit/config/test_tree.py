@@ -113,10 +113,10 @@ def test_a_value_at_the_edge_is_accepted(key: str, value: Any) -> None:
 
 def test_a_warm_up_in_two_units_is_refused() -> None:
     config = Config(schedule=Schedule(warmup_steps=10, warmup_epochs=1.0))
-    with pytest.raises(ConfigError, match=r"warmup_epochs = 1\.0: the warm-up is given in schedule.warmup_steps already"):
+    with pytest.raises(ConfigError, match=r"warmup_epochs = 1\.0: the warm-up is given in schedule.warmup_steps"):
         check(config)
 
 
 def test_scaling_needs_the_batch_that_the_rate_was_chosen_for() -> None:
-    with pytest.raises(ConfigError, match=r"schedule\.reference_batch = 0: schedule\.scaling = 'sqrt' needs the global"):
+    with pytest.raises(ConfigError, match=r"schedule\.reference_batch = 0: schedule\.scaling = 'sqrt' needs"):
         check(Config(schedule=Schedule(scaling="sqrt")))

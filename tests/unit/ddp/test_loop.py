@@ -48,7 +48,7 @@ class Run:
         self.evaluated: list[int] = []
         self.logged: list[int] = []
 
-        def save() -> bool:
+        def save(_wait: bool) -> bool:
             self.saved.append(t.step)
             return commits(len(self.saved))
 
