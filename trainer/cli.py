@@ -205,8 +205,8 @@ usage: ratchet checkpoints ls [--json] [CONFIG] [--section.field VALUE ...]
        ratchet checkpoints prune --keep-last N [--keep-every STEPS] [--yes] [--json] ...
 
 Look at what the store holds of a run. `show` lists the tensors of one checkpoint (the newest, unless
---step is given); `verify` reads every byte and ends with code 1 if any has changed; `prune` only tells what it would delete unless --yes is
-given; it never deletes the two newest.
+--step is given); `verify` reads every byte and ends with code 1 if any has changed; `prune` only
+tells what it would delete unless --yes is given, and never deletes the two newest.
 
   --json                  for programs
 {_ARGUMENTS}
