@@ -200,12 +200,13 @@ examples:
   docker run --rm IMAGE doctor --store.url s3://bucket/experiments"""),
     "checkpoints": Command(_checkpoints, "list, show, verify or prune the checkpoints of a run", f"""\
 usage: ratchet checkpoints ls [--json] [CONFIG] [--section.field VALUE ...]
-       ratchet checkpoints show [--step N] [--json] ...       the tensors of one (default: the newest)
-       ratchet checkpoints verify [--step N] [--json] ...     read every byte; exit code 1 if any has changed
+       ratchet checkpoints show [--step N] [--json] ...
+       ratchet checkpoints verify [--step N] [--json] ...
        ratchet checkpoints prune --keep-last N [--keep-every STEPS] [--yes] [--json] ...
 
-Look at what the store holds of a run. `prune` only tells what it would delete unless --yes is given; it
-never deletes the two newest.
+Look at what the store holds of a run. `show` lists the tensors of one checkpoint (the newest, unless
+--step is given); `verify` reads every byte and ends with code 1 if any has changed; `prune` only
+tells what it would delete unless --yes is given, and never deletes the two newest.
 
   --json                  for programs
 {_ARGUMENTS}
