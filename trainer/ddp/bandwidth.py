@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
-from trainer.config import Config
 from trainer.ddp.process import Rank, process_group
 from trainer.ddp.wrap import pick_device
 from trainer.launch.parent import die_with_parent
@@ -68,7 +67,7 @@ def main() -> int:
     """One rank."""
     die_with_parent()
     rank = Rank.from_environment()
-    device = pick_device(rank.local_rank, Config())
+    device = pick_device(rank.local_rank, "auto")
     with process_group(rank, device, _TIMEOUT_SECONDS):
         found = measure(device)
         if rank.rank == 0:

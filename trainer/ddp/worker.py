@@ -38,7 +38,7 @@ from trainer.ddp.report import Reporter
 from trainer.ddp.sampler import Step
 from trainer.ddp.saves import Saves, link_to_uploader
 from trainer.ddp.update import Update
-from trainer.ddp.wrap import pick_device, set_deterministic, settle_buckets, wrap
+from trainer.ddp.wrap import devices_each, pick_device, set_deterministic, settle_buckets, wrap
 from trainer.launch.exits import Exit
 from trainer.launch.parent import die_with_parent
 from trainer.plugins import load_plugins
@@ -60,7 +60,7 @@ class Worker:
                                    sender=sender)
         self.heart = Heart(self.metrics, sender)
         self.plugins = load_plugins(config)
-        self.device = pick_device(rank.local_rank, config)
+        self.device = pick_device(rank.local_rank, config.parallel.backend, devices_each(config))
         set_deterministic(config.train.deterministic, self.device)
         self.stop = StopRequest()
         self.training: Training | None = None

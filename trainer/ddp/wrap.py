@@ -39,18 +39,20 @@ class Local(torch.nn.Module):
 Wrapped = DistributedDataParallel | Local
 
 
-def pick_device(local_rank: int, config: Config) -> torch.device:
-    """The (first) GPU of this local rank, or the CPU. Call it before anything makes a CUDA context.
+def pick_device(local_rank: int, backend: str, each: int = 1) -> torch.device:
+    """The first of this local rank's GPUs, or the CPU. Call it before anything makes a CUDA context.
+
+    Args:
+        each: GPUs of a rank.
 
     Raises:
         ConfigError: when there are fewer GPUs than the local ranks need.
     """
-    backend = config.parallel.backend
     if backend == "gloo" or not torch.cuda.is_available():
         if backend == "nccl":
             raise ConfigError("parallel.backend = 'nccl' needs GPUs and torch sees none: set gloo or auto")
         return torch.device("cpu")
-    count, each = torch.cuda.device_count(), _devices_each(config)
+    count = torch.cuda.device_count()
     if (local_rank + 1) * each > count:
         raise ConfigError(f"local rank {local_rank} has no GPU: {count} visible; set launch.nproc_per_node ="
                           f" {count // each}" + (f" for parallel.split_devices = {each}" if each > 1 else ""))
@@ -59,7 +61,8 @@ def pick_device(local_rank: int, config: Config) -> torch.device:
     return device
 
 
-def _devices_each(config: Config) -> int:
+def devices_each(config: Config) -> int:
+    """Devices of one rank."""
     return config.parallel.split_devices if config.parallel.strategy == "model_split" else 1
 
 

@@ -59,7 +59,7 @@ def test_every_workload_has_settings_that_load_and_code_that_meets_the_contract(
 
 def test_every_workload_module_has_its_settings_and_the_other_way_round() -> None:
     modules = {path.stem for path in WORKLOADS.glob("*.py")} - {"__init__"}
-    assert modules == set(builtin_names()) == {"digits", "ragged", "vowels"}
+    assert modules == set(builtin_names()) == {"charlm", "digits", "ragged", "vowels"}
 
 
 @pytest.mark.parametrize("name", builtin_names())
