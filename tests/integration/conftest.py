@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.jobs import Job
+from tests.integration.ranks import Ranks
 from trainer.config.tree import Store
 from trainer.store import ObjectStore, open_store
 
@@ -40,6 +41,13 @@ def file_store(tmp_path: Path) -> ObjectStore:
 def make_s3_job(s3_settings: Store, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Make jobs on the S3 server only."""
     yield from _maker(s3_settings, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Processes that stay, for many short runs."""
+    with Ranks(tmp_path_factory.mktemp("ranks")) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
