@@ -6,7 +6,10 @@ A workload is a module (or a handful of import strings `package.module:attribute
 * `build_dataset(config, split) -> map-style dataset`, split being "train" or "validation"
 * `loss(model, batch) -> (sum of losses, number of samples, metrics)`
 * optionally `collate(samples) -> batch`, `build_optimizer(model, config) -> Optimizer`
-  and `evaluate(model, batch)`, which has the contract of `loss`.
+  `evaluate(model, batch)`, which has the contract of `loss`, and `finish(model, config) -> text`
+
+A dataset is map-style, or an IterableDataset; with `lengths`, one for each sample, it can be sorted
+into batches of little padding (`data.bucket_batches`).
 
 The built-in ones in `trainer.workloads` are written exactly so.
 """
@@ -70,7 +73,9 @@ class Loss(Protocol):
         Returns:
             The *sum* of the losses over the batch (a scalar that requires grad), the number of
             samples it sums over, and further sums over the same samples, by name. Ratchet
-            divides by the samples of the whole global batch, so shares may be uneven.
+            divides by the samples of the whole global batch, so shares may be uneven. With
+            `train.loss_mean = "tokens"` the number is any count or weight: Ratchet adds it up
+            over the ranks and divides by the sum.
         """
 
 
@@ -79,6 +84,13 @@ class BuildOptimizer(Protocol):
 
     def __call__(self, model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
         """Return the optimizer of the model's parameters. Ratchet sets the groups' `lr` every step."""
+
+
+class Finish(Protocol):
+    """Looks at the trained model."""
+
+    def __call__(self, model: torch.nn.Module, config: Config) -> str | None:
+        """Return what is to be logged of it, or None. Called once, by rank 0 alone, in evaluation mode at the end."""
 
 
 def measure(loss: Loss, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int, Mapping[str, Any]]:
@@ -106,6 +118,7 @@ class Plugins:
     collate: Collate | None
     build_optimizer: BuildOptimizer | None
     evaluate: Loss
+    finish: Finish | None = None
 
 
 def load_plugins(config: Config) -> Plugins:
@@ -137,6 +150,7 @@ def load_plugins(config: Config) -> Plugins:
         collate=find("collate", required=False),
         build_optimizer=find("build_optimizer", required=False),
         evaluate=find("evaluate", required=False) or loss,
+        finish=find("finish", required=False),
     )
 
 

@@ -7,8 +7,6 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer.checkpoint.peers import Peers
 from trainer.config import Config
 from trainer.config.tree import Checkpoint, Train
-from trainer.ddp import schedule
-from trainer.ddp.data import training_batches
+from trainer.ddp.accumulate import Gradient
+from trainer.ddp.data import Source
 from trainer.ddp.loop import Training, train
 from trainer.ddp.pulse import Pulse
 from trainer.ddp.report import Reporter
 from trainer.ddp.sampler import Sampler
-from trainer.plugins import Plugins
+from trainer.ddp.schedule import Rate, plan
+from trainer.ddp.update import Update
 from trainer.telemetry.channel import Receiver, Sender, private_folder
 from trainer.telemetry.metrics import RankMetrics
 
@@ -92,14 +91,13 @@ def ratchet(data: TensorDataset, sampler: Sampler, peers: Peers, metrics: RankMe
         features, labels = batch
         return torch.nn.functional.cross_entropy(net(features), labels, reduction="sum"), len(labels), {}
 
-    def batches(steps: Iterator[Any]) -> Iterator[Any]:
-        return training_batches(data, steps, collate=None, workers=0, seed=0, device=torch.device("cpu"))
-
     training = Training(
-        config=config, plugins=Plugins(None, None, loss, None, None, loss), model=wrapped,  # type: ignore[arg-type]
-        optimizer=optimizer, peaks=schedule.peak_rates(optimizer), sampler=sampler, batches=batches,
-        autocast=nullcontext, pulse=Pulse(peers, log_every=config.train.log_every_steps, stop_wanted=lambda: False,
-                                          save_wanted=lambda: False),
+        config=config, model=wrapped, gradient=Gradient(wrapped, loss),
+        update=Update(model, optimizer, limit=config.train.non_finite_limit),
+        rate=Rate(optimizer, plan(config, steps_per_epoch=size.steps, total_steps=size.steps)), sampler=sampler,
+        batches=Source(data, device=torch.device("cpu")).training,  # type: ignore[arg-type]
+        pulse=Pulse(peers, log_every=config.train.log_every_steps, stop_wanted=lambda: False,
+                    save_wanted=lambda: False),
         metrics=metrics, save=lambda _: True, evaluate=lambda: True,
         log=lambda beat, rate, norm: reporter.beat(training.samples, beat, rate, norm), note=note,
         end=sampler.end(epochs=1, max_steps=size.steps))

@@ -52,7 +52,7 @@ class Done:
 def order_settings(config: Config) -> dict[str, Any]:
     """The settings that fix the order of samples: with others, it is another run."""
     return {"run.seed": config.run.seed, "train.global_batch_size": config.train.global_batch_size,
-            "train.drop_last": config.train.drop_last}
+            "train.drop_last": config.train.drop_last, "data.bucket_batches": config.data.bucket_batches}
 
 
 def write_done(store: ObjectStore, done: Done) -> None:

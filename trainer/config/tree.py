@@ -53,6 +53,9 @@ class Workload:
     evaluate: str = ""
     """`package.module:attribute` that replaces the module's `evaluate` (else `loss` on the validation split)."""
 
+    finish: str = ""
+    """`package.module:attribute` that replaces the module's `finish` (else nothing is done at the end)."""
+
     options: Mapping[str, Any] = field(default_factory=dict)
     """Free table for the user code (`config.workload.options`); Ratchet does not look inside."""
 
@@ -76,11 +79,20 @@ class Train:
     drop_last: bool = False
     """Leave out the last, incomplete global batch of every epoch."""
 
+    loss_mean: Literal["samples", "tokens"] = "samples"
+    """What the mean loss of a global batch is over. `tokens`: over all that `loss` counts, tokens or weights."""
+
     clip_norm: float = 0.0
     """Clip the global gradient norm to this value; 0: no clipping."""
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16` runs forward and loss under autocast; weights and optimizer state stay as the model made them."""
+    non_finite_limit: int = 10
+    """Steps in a row with NaN or Inf in the gradient: left out on all ranks and counted; one more ends the run."""
+
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """`bf16`, `fp16`: autocast for forward and loss; weights and optimizer keep their types. fp16 scales the loss."""
+
+    ema_decay: float = 0.0
+    """Keep an exponential moving average of the weights, for the evaluation; 0: none. Common: 0.999."""
 
     sync_batch_norm: bool = False
     """Convert BatchNorm to SyncBatchNorm (statistics over the global micro-batch; needs a GPU)."""
@@ -116,14 +128,35 @@ class Optimizer:
 class Schedule:
     """The learning rate as a pure function of the step."""
 
-    decay: Literal["constant", "cosine", "linear"] = "constant"
-    """Shape after the warm-up, down to `final_ratio` at the last step."""
+    decay: Literal["constant", "cosine", "linear", "step", "inverse_sqrt", "wsd"] = "constant"
+    """Shape after the warm-up. `wsd`: stable, then down in the last `decay_share` of the run."""
 
     warmup_steps: int = 0
     """Steps of linear warm-up from 0 to `optimizer.lr`."""
 
+    warmup_epochs: float = 0.0
+    """The warm-up in epochs, instead of `warmup_steps`."""
+
+    warmup_samples: int = 0
+    """The warm-up in samples over all ranks, instead of `warmup_steps`."""
+
     final_ratio: float = 0.0
-    """Learning rate of the last step over `optimizer.lr`, for cosine and linear."""
+    """Learning rate of the last step over `optimizer.lr`, for cosine, linear and wsd."""
+
+    step_epochs: float = 30.0
+    """For step: epochs between two reductions."""
+
+    step_factor: float = 0.1
+    """For step: what each reduction multiplies the learning rate by."""
+
+    decay_share: float = 0.2
+    """For wsd: part of the steps after the warm-up in which the learning rate falls, linearly."""
+
+    scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply `optimizer.lr` by `train.global_batch_size` / `reference_batch`, or by its square root."""
+
+    reference_batch: int = 0
+    """For scaling: the global batch size that `optimizer.lr` was chosen for."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +166,31 @@ class Data:
     workers: int = 0
     """Loader processes per rank; 0 loads in the rank itself."""
 
+    failing_samples: Literal["stop", "skip"] = "stop"
+    """What a sample that raises does: end the run, or be left out of its batch, named and counted."""
+
+    bucket_batches: int = 0
+    """Sort so many global batches at a time by the dataset's `lengths`, for less padding; 0: no sorting."""
+
+    samples_per_epoch: int = 0
+    """Samples of an epoch of an IterableDataset that has no length."""
+
     ledger: bool = False
     """Write the numbers of all samples trained on into the store with each checkpoint, for `ratchet audit`."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """DistributedDataParallel."""
+    """How one model is trained by several processes or devices."""
+
+    strategy: Literal["ddp", "single", "dp", "model_split"] = "ddp"
+    """`ddp`: a replica per rank. `single`, `dp`: one process, one or all its GPUs. `model_split`: layers shared out."""
+
+    split_devices: int = 2
+    """For model_split: devices of each rank; with several ranks, each replica is split."""
+
+    split_at: str = ""
+    """For model_split: names of the layers that begin the second, third, ... device; empty: even in bytes."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collective backend; auto is nccl on GPUs and gloo elsewhere."""
@@ -282,15 +333,18 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 _NOT_NEGATIVE = (
     "train.max_steps", "train.clip_norm", "train.evaluate_every_epochs", "optimizer.lr", "optimizer.weight_decay",
-    "optimizer.momentum", "schedule.warmup_steps", "data.workers", "checkpoint.every_steps",
-    "checkpoint.every_seconds", "launch.max_restarts", "launch.silent_seconds", "launch.stall_seconds",
+    "train.non_finite_limit", "optimizer.momentum", "schedule.warmup_steps", "schedule.warmup_epochs",
+    "schedule.warmup_samples", "schedule.reference_batch", "data.workers", "data.bucket_batches",
+    "data.samples_per_epoch", "checkpoint.every_steps", "checkpoint.every_seconds", "launch.max_restarts",
+    "launch.silent_seconds", "launch.stall_seconds",
 )
-_AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "store.connections",
-                 "launch.max_restarts_without_progress")
-_POSITIVE = ("parallel.timeout_seconds", "parallel.bucket_mb", "launch.stop_budget_seconds",
-             "launch.rendezvous_timeout_seconds", "launch.start_seconds")
+_AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "parallel.split_devices",
+                 "store.connections", "launch.max_restarts_without_progress")
+_POSITIVE = ("schedule.step_epochs", "schedule.step_factor", "parallel.timeout_seconds", "parallel.bucket_mb",
+             "launch.stop_budget_seconds", "launch.rendezvous_timeout_seconds", "launch.start_seconds")
 _IMPORT_STRINGS = tuple(f"workload.{name}" for name in
-                        ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate"))
+                        ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate",
+                         "finish"))
 
 
 def check(config: Config, sources: Mapping[str, str] | None = None) -> None:
@@ -332,7 +386,14 @@ def check(config: Config, sources: Mapping[str, str] | None = None) -> None:
     need(0 <= config.train.micro_batch_size <= config.train.global_batch_size, "train.micro_batch_size",
          f"must be between 0 and train.global_batch_size = {config.train.global_batch_size}"
          f"{' ' + places['train.global_batch_size'] if 'train.global_batch_size' in places else ''}")
-    need(0 <= config.schedule.final_ratio <= 1, "schedule.final_ratio", "must be between 0 and 1")
+    for key in ("schedule.final_ratio", "schedule.decay_share"):
+        need(0 <= value(key) <= 1, key, "must be between 0 and 1")
+    need(0 <= config.train.ema_decay < 1, "train.ema_decay", "must be at least 0 and below 1")
+    warmups = [f"schedule.warmup_{unit}" for unit in ("steps", "epochs", "samples") if value(f"schedule.warmup_{unit}")]
+    need(len(warmups) < 2, "".join(warmups[1:2]) or "schedule.warmup_steps",
+         f"the warm-up is given in {warmups[0] if warmups else ''} already: set one of them to 0")
+    need(config.schedule.scaling == "none" or config.schedule.reference_batch > 0, "schedule.reference_batch",
+         f"schedule.scaling = {config.schedule.scaling!r} needs the global batch size that optimizer.lr was chosen for")
     need(0 <= config.metrics.port <= 65535, "metrics.port", "must be between 0 and 65535")
     need(config.launch.nproc_per_node in ("auto", "cpu", "gpu")
          or bool(re.fullmatch(r"[1-9][0-9]*", config.launch.nproc_per_node)), "launch.nproc_per_node",

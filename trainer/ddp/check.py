@@ -13,11 +13,11 @@ import torch
 
 from trainer.checkpoint.fit import compatible
 from trainer.checkpoint.manifest import BadManifest
-from trainer.checkpoint.state import TrainState
 from trainer.checkpoint.survey import read_manifest, survey
 from trainer.config import Config, load_for_worker
-from trainer.ddp.build import build_datasets, build_model, build_optimizer, build_sampler, identity
+from trainer.ddp.build import build_datasets, build_extras, build_model, build_optimizer, build_sampler, identity
 from trainer.ddp.ending import guarded
+from trainer.ddp.extras import FullState
 from trainer.ddp.lean import leave_compiler_alone
 from trainer.plugins import Plugins, load_plugins
 from trainer.store import open_store
@@ -32,9 +32,10 @@ def check(config: Config) -> None:
     """
     plugins = load_plugins(config)
     train, _ = build_datasets(plugins, config)
-    build_sampler(config, len(train), rank=0, world_size=1)
+    build_sampler(config, train, rank=0, world_size=1)
     model = _shapes(plugins, config) or build_model(plugins, config)
-    state = TrainState(model, build_optimizer(plugins, model, config))
+    device = torch.device("cpu")
+    state = FullState(model, build_optimizer(plugins, model, config), build_extras(model, config, device))
     store = open_store(config.store)
     for place in survey(store, config.run.name).committed:
         try:

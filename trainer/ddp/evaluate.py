@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.checkpoint.peers import Peers
-from trainer.ddp.wrap import broadcast_buffers
+from trainer.ddp.data import Loaded
+from trainer.ddp.wrap import Wrapped, broadcast_buffers
 from trainer.plugins import Loss, measure
 
 
-def evaluate(model: DistributedDataParallel, loss: Loss, batches: Iterator[Any], peers: Peers,
+def evaluate(model: Wrapped, loss: Loss, batches: Iterator[Loaded], peers: Peers,
              autocast: Callable[[], Any], stop_wanted: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
     """Means over the validation split: `loss` and the metrics that the user's function sums, by name.
 
@@ -27,14 +27,16 @@ def evaluate(model: DistributedDataParallel, loss: Loss, batches: Iterator[Any],
     broadcast_buffers(model)
     model.eval()
     sums: dict[str, float] = {}
-    count, stopped = 0, False
+    count, stopped = 0.0, False
     with torch.no_grad():
         for batch in batches:
             if stopped := stop_wanted():
                 break
             with autocast():
-                total, samples, metrics = measure(loss, model.module, batch)
-            count += samples
+                total, samples, metrics = measure(loss, model.module, batch.data)
+            if not batch.samples:
+                continue  # a stand-in for samples that failed
+            count += float(samples)
             for name, value in {"loss": total, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
     model.train()

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
-from trainer.ddp import schedule
-from trainer.ddp.accumulate import accumulate
+from trainer.ddp.accumulate import Gradient
+from trainer.ddp.data import Loaded
 from trainer.ddp.pulse import Beat, Pulse
 from trainer.ddp.sampler import Sampler, Step
-from trainer.plugins import Plugins
+from trainer.ddp.schedule import Rate
+from trainer.ddp.update import Update
+from trainer.ddp.wrap import Wrapped
 from trainer.telemetry.metrics import RankMetrics
 
 
@@ -24,13 +25,12 @@ class Training:
     """Everything the loop needs, built by the worker."""
 
     config: Config
-    plugins: Plugins
-    model: DistributedDataParallel
-    optimizer: torch.optim.Optimizer
-    peaks: list[float]
+    model: Wrapped
+    gradient: Gradient
+    update: Update
+    rate: Rate
     sampler: Sampler
-    batches: Callable[[Iterator[Step]], Iterator[Any]]
-    autocast: Callable[[], Any]
+    batches: Callable[[Iterator[Step]], Iterator[Loaded]]
     pulse: Pulse
     metrics: RankMetrics
     save: Callable[[bool], bool]
@@ -55,8 +55,7 @@ class Training:
 
 def train(t: Training) -> bool:
     """Train from `t.samples` to `t.end`, or until the ranks agree to stop. Returns whether the run is complete."""
-    config, checkpoint = t.config.train, t.config.checkpoint
-    total_steps = t.sampler.number(t.end)
+    every = t.config.checkpoint.every_steps
     batches = _timed(t.batches(t.sampler.steps(t.samples, t.end)), t.metrics)
     saved_at = t.step = t.sampler.number(t.samples)
     rate, norm = 0.0, None
@@ -65,23 +64,20 @@ def train(t: Training) -> bool:
         return False
     for step in t.sampler.steps(t.samples, t.end):
         began = time.monotonic()
-        rate = schedule.apply(t.optimizer, t.peaks, schedule.factor(step.number, total_steps, t.config.schedule))
-        loss = accumulate(t.model, t.plugins.loss, batches, step, t.autocast)
-        if config.clip_norm or _due(step.number + 1, config.log_every_steps):
-            norm = _norm(t.model, config.clip_norm)
-        t.optimizer.step()
-        t.optimizer.zero_grad(set_to_none=True)
+        rate = t.rate.set(step.number)
+        sums = t.gradient(batches, step)
+        norm = t.update()
 
         t.samples, t.step = step.cursor + step.batch, step.number + 1
         t.note(step)
         t.metrics.step(step=t.step, epoch=step.epoch, samples=len(step.samples), seconds=time.monotonic() - began)
-        beat = t.pulse.step(t.step, loss, len(step.samples))
+        beat = t.pulse.step(t.step, sums.loss, sums.count)
         if beat:
             t.log(beat, rate, norm)
 
         stop = beat is not None and beat.stop
         # A beat that wished to save before the last save was made is answered already.
-        due = (beat is not None and beat.save and beat.step > saved_at) or _due(t.step, checkpoint.every_steps)
+        due = (beat is not None and beat.save and beat.step > saved_at) or _due(t.step, every)
         if (due or stop or t.complete) and t.save(stop or t.complete):
             saved_at = t.step
         if _border(t) and not stop and not t.complete:
@@ -99,14 +95,6 @@ def _border(t: Training) -> bool:
     """Whether an epoch that is to be evaluated has just ended."""
     epochs, rest = divmod(t.samples, t.sampler.samples_per_epoch)
     return rest == 0 and epochs > 0 and _due(epochs, t.config.train.evaluate_every_epochs)
-
-
-def _norm(model: torch.nn.Module, clip: float) -> torch.Tensor:
-    """The global gradient norm; the gradient is clipped to `clip` unless that is 0."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    if clip:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
-    return norm
 
 
 def _due(count: int, every: int) -> bool:

@@ -32,7 +32,7 @@ class Beat:
     save: bool
     """The save interval in seconds is over, by rank 0's clock."""
     loss: float
-    """Mean loss over the samples since the last beat."""
+    """Mean loss over what was counted since the last beat."""
     signs: tuple[float, ...] = ()
     """Sums over the ranks of what each gave with `signs`."""
 
@@ -53,19 +53,20 @@ class Pulse:
         self._stop_wanted, self._save_wanted, self._signs = stop_wanted, save_wanted, signs
         self._pending: tuple[int, torch.Tensor, dist.Work] | None = None
         self._loss: torch.Tensor | None = None
-        self._samples = 0
+        self._count = 0.0
         self._interval, self._waited = 1, 0
         self._clock = time.monotonic()
 
-    def step(self, number: int, loss: torch.Tensor, samples: int) -> Beat | None:
+    def step(self, number: int, loss: torch.Tensor, count: float) -> Beat | None:
         """Take note of a finished step; return a beat when one has come in.
 
         Args:
             number: steps finished so far, the same on all ranks.
-            loss: this rank's sum of losses over `samples` samples, on the device.
+            loss: this rank's sum of losses, on the device.
+            count: what that is the sum over.
         """
         self._loss = loss if self._loss is None else self._loss + loss
-        self._samples += samples
+        self._count += count
         beat = self._collect()
         self._waited += 1
         if self._waited >= self._interval or number % self._log_every == 0:
@@ -81,11 +82,11 @@ class Pulse:
         seconds = (now - self._clock) / self._waited
         self._clock, self._waited = now, 0
         save = self._peers.rank == 0 and self._save_wanted()
-        values = torch.tensor([float(self._stop_wanted()), float(save), seconds, float(self._samples), 0.0,
-                               *self._signs()], dtype=torch.float64)
+        values = torch.tensor([float(self._stop_wanted()), float(save), seconds, self._count, 0.0, *self._signs()],
+                              dtype=torch.float64)
         if self._loss is not None:
             values[4] = self._loss
-        self._loss, self._samples = None, 0
+        self._loss, self._count = None, 0.0
         work = dist.all_reduce(values, group=self._peers.group, async_op=True)
         assert work is not None
         self._pending = (number, values, work)
@@ -96,8 +97,8 @@ class Pulse:
         number, values, work = self._pending
         self._pending = None
         work.wait()
-        stop, save, seconds, samples, loss, *signs = values.tolist()
+        stop, save, seconds, count, loss, *signs = values.tolist()
         # Computed from the sum that every rank holds, so all ranks beat at the same steps.
         mean = seconds / self._peers.world_size
         self._interval = max(1, min(_MOST_STEPS, int(_PERIOD_SECONDS / mean))) if mean > 0 else _MOST_STEPS
-        return Beat(number, stop > 0, save > 0, loss / samples if samples else float("nan"), tuple(signs))
+        return Beat(number, stop > 0, save > 0, loss / count if count else float("nan"), tuple(signs))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from trainer.checkpoint.save import Saved
+from trainer.ddp.data import Failed
 from trainer.ddp.pulse import Beat
 from trainer.ddp.sampler import Sampler
 from trainer.telemetry.logs import get_logger
@@ -25,6 +26,7 @@ class Reporter:
         self._metrics, self._rank, self._log_every, self._sampler = metrics, rank, log_every, sampler
         self._log = get_logger()
         self._clock, self._samples = time.monotonic(), 0
+        self._skipped = 0
 
     def begin(self, step: int, samples: int, end: int, restored: str) -> None:
         """The loop begins at `step`; `restored` names the checkpoint it comes from."""
@@ -61,6 +63,22 @@ class Reporter:
             self._metrics.add("checkpoint_early_total", reason=action)
             self._log.warning("the last checkpoint is still on its way: " +
                               ("waiting for it" if action == "wait" else "this save is left out"), step=step)
+
+    def failed(self, samples: Sequence[Failed]) -> None:
+        """Samples of this rank could not be loaded and were left out; told by the rank that met them."""
+        self._metrics.add("samples_failed_total", len(samples))
+        for sample in samples:
+            self._log.warning("sample left out", sample=sample.number, reason=sample.reason)
+
+    def stepped(self, skipped: int, real: int = 0, padding: int = 0) -> None:
+        """After every step: the steps left out so far, and the step's lengths and padding where they are known."""
+        if skipped > self._skipped and self._rank == 0:
+            self._metrics.add("steps_skipped_total", skipped - self._skipped)
+            self._skipped = skipped
+            self._log.warning("step left out: its gradient is not finite", skipped=skipped)
+        if real:
+            self._metrics.add("lengths_total", real)
+            self._metrics.add("padding_total", padding)
 
     def saved(self, saved: Saved, where: str) -> None:
         """A save is over, one way or the other."""

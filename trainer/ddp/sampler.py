@@ -8,7 +8,7 @@ number is saved: the count of samples that the whole job has consumed (the curso
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -91,10 +91,13 @@ class Sampler:
     Shares differ by at most one sample, the lower ranks have the larger ones. All ranks run the
     same number of micro-batches, so that layers which talk in their forward pass stay in step; a
     rank with too few samples for that (at the tail of an epoch) gets a stand-in of weight zero.
+
+    Args:
+        block: positions whose order is computed at a time.
     """
 
     def __init__(self, *, length: int, global_batch_size: int, micro_batch_size: int = 0, seed: int = 0,
-                 drop_last: bool = False, rank: int = 0, world_size: int = 1) -> None:
+                 drop_last: bool = False, rank: int = 0, world_size: int = 1, block: int = _BLOCK) -> None:
         self.length = length
         self.global_batch_size = global_batch_size
         self.seed = seed
@@ -104,8 +107,22 @@ class Sampler:
         self.steps_per_epoch = -(-self.samples_per_epoch // global_batch_size)
         self._micro = micro_batch_size or global_batch_size
         self._rank, self._world_size = rank, world_size
+        self._block = block
+        self.arrange(self.permuted)
+
+    def arrange(self, order: Callable[[int, int], list[int]]) -> None:
+        """Take another order: (epoch, block) -> the numbers of the samples at the block's positions."""
         # Two blocks, since the loader may have gone on into the next one while the loop is in the last.
-        self._order = lru_cache(maxsize=2)(self._permuted)
+        self._order = lru_cache(maxsize=2)(order)
+
+    def permuted(self, epoch: int, block: int) -> list[int]:
+        """The shuffled order, which is the one to begin with."""
+        positions = torch.tensor(self.in_turn(epoch, block))
+        return permute(positions, length=self.length, seed=self.seed, epoch=epoch).tolist()
+
+    def in_turn(self, _epoch: int, block: int) -> list[int]:
+        """The order of the numbers themselves, for a stream."""
+        return list(range(block * self._block, min((block + 1) * self._block, self.length)))
 
     def step(self, cursor: int) -> Step:
         """The step that begins after `cursor` samples of the whole job."""
@@ -162,12 +179,8 @@ class Sampler:
     def _samples(self, epoch: int, first: int, count: int) -> list[int]:
         samples: list[int] = []
         while count:
-            block, start = divmod(first, _BLOCK)
+            block, start = divmod(first, self._block)
             taken = self._order(epoch, block)[start : start + count]
             samples += taken
             first, count = first + len(taken), count - len(taken)
         return samples
-
-    def _permuted(self, epoch: int, block: int) -> list[int]:
-        positions = torch.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.length))
-        return permute(positions, length=self.length, seed=self.seed, epoch=epoch).tolist()

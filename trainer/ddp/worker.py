@@ -10,28 +10,35 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+
+import torch
 
 from trainer.checkpoint import restore
 from trainer.checkpoint.done import Done, write_done
 from trainer.checkpoint.peers import Peers
 from trainer.checkpoint.save import Checkpointer
-from trainer.checkpoint.state import TrainState, capture_random, restore_random
+from trainer.checkpoint.state import capture_random, restore_random
 from trainer.config import Config, load_for_worker
 from trainer.ddp import build, schedule
-from trainer.ddp.accumulate import accumulate
-from trainer.ddp.data import evaluation_batches, training_batches
+from trainer.ddp.accumulate import Gradient
+from trainer.ddp.bucket import padding
+from trainer.ddp.data import Source
 from trainer.ddp.ending import Ending, guarded
 from trainer.ddp.evaluate import evaluate
+from trainer.ddp.extras import FullState
 from trainer.ddp.heart import Heart
 from trainer.ddp.lean import leave_compiler_alone
 from trainer.ddp.loop import Training, train
 from trainer.ddp.process import Rank, StopRequest, process_group
 from trainer.ddp.pulse import Beat, Pulse
 from trainer.ddp.report import Reporter
+from trainer.ddp.sampler import Step
 from trainer.ddp.saves import Saves, link_to_uploader
-from trainer.ddp.wrap import pick_device, set_deterministic, settle_buckets, wrap
+from trainer.ddp.update import Update
+from trainer.ddp.wrap import devices_each, pick_device, set_deterministic, settle_buckets, wrap
 from trainer.launch.exits import Exit
 from trainer.launch.parent import die_with_parent
 from trainer.plugins import load_plugins
@@ -53,7 +60,7 @@ class Worker:
                                    sender=sender)
         self.heart = Heart(self.metrics, sender)
         self.plugins = load_plugins(config)
-        self.device = pick_device(rank.local_rank, config.parallel.backend)
+        self.device = pick_device(rank.local_rank, config.parallel.backend, devices_each(config))
         set_deterministic(config.train.deterministic, self.device)
         self.stop = StopRequest()
         self.training: Training | None = None
@@ -72,22 +79,32 @@ class Worker:
         # Longer than any operation on the store can take: a rank whose store is slow must not lose its peers.
         self.peers = Peers(max(config.parallel.timeout_seconds, _STORE_SECONDS))
         self.train_split, self.validation_split = build.build_datasets(self.plugins, config)
-        self.sampler = build.build_sampler(config, len(self.train_split), rank.rank, rank.world_size)
-        self.autocast = build.autocast(config, self.device)
-        self.model = wrap(build.build_model(self.plugins, config).to(self.device), self.device, config)
+        self.sampler = build.build_sampler(config, self.train_split, rank.rank, rank.world_size)
+        self.lengths = build.lengths_of(self.train_split)
+        self.model = wrap(build.build_model(self.plugins, config), self.device, config)
         if rank.rank == 0:
             build.warn_of_single_samples(self.model.module, self.sampler)
         self.optimizer = build.build_optimizer(self.plugins, self.model.module, config)
-        self.peaks = schedule.peak_rates(self.optimizer)
+        self.extras = build.build_extras(self.model.module, config, self.device)
         self.reporter = Reporter(self.metrics, rank=rank.rank, log_every=config.train.log_every_steps,
                                  sampler=self.sampler)
+        source = partial(Source, collate=self.plugins.collate, workers=config.data.workers, seed=config.run.seed,
+                         rank=rank.rank, device=self.device, skip=config.data.failing_samples == "skip",
+                         failed=self.reporter.failed)
+        self.train_source, self.validation_source = source(self.train_split), source(self.validation_split)
+        self.gradient = Gradient(
+            self.model, self.plugins.loss, build.autocast(config, self.device),
+            counted=config.train.loss_mean == "tokens", group=self.peers.group if build.needs_counts(config) else None,
+            scaler=self.extras.get("scaler"))
+        self.update = Update(self.model.module, self.optimizer, clip=config.train.clip_norm,
+                             limit=config.train.non_finite_limit, **self.extras)
 
     def _restore(self) -> Training:
         config = self.config
         self.metrics.enter("restore")
         self.store = open_store(config.store)
         identity = build.identity(config, len(self.train_split))
-        state = TrainState(self.model.module, self.optimizer)
+        state = FullState(self.model.module, self.optimizer, self.extras)
         link = link_to_uploader(config, self.rank, self.peers)
         start = restore.begin(self.store, link, config.run.name, self.peers, state, identity)
         self.checkpointer = Checkpointer(
@@ -98,48 +115,47 @@ class Worker:
         self.saves = Saves(config, self.checkpointer, self.reporter, self.metrics, self.store.url)
         pulse = Pulse(self.peers, log_every=config.train.log_every_steps, stop_wanted=self.stop.wanted,
                       save_wanted=self.saves.wanted, signs=self.checkpointer.signs)
+        end = self.sampler.end(epochs=config.train.epochs, max_steps=config.train.max_steps)
+        plan = schedule.plan(config, steps_per_epoch=self.sampler.steps_per_epoch, total_steps=self.sampler.number(end))
         training = self.training = Training(
-            config=config, plugins=self.plugins, model=self.model, optimizer=self.optimizer, peaks=self.peaks,
-            sampler=self.sampler, batches=self._batches, autocast=self.autocast, pulse=pulse, metrics=self.metrics,
+            config=config, model=self.model, gradient=self.gradient, update=self.update,
+            rate=schedule.Rate(self.optimizer, plan, schedule.scale(config)), sampler=self.sampler,
+            batches=self.train_source.training, pulse=pulse, metrics=self.metrics,
             save=lambda wait: self.saves.save(training.step, training.samples, wait=wait),
-            evaluate=lambda: self._evaluate() is not None,
-            log=self._beat,
-            note=self._note, samples=start.samples,
-            end=self.sampler.end(epochs=config.train.epochs, max_steps=config.train.max_steps))
+            evaluate=lambda: self._evaluate() is not None, log=self._beat, note=self._note, samples=start.samples,
+            end=end)
         if self.rank.world_size > 2 and not training.complete:
             step = self.sampler.step(start.samples)
-            settle_buckets(self.model, lambda: accumulate(
-                self.model, self.plugins.loss, self._batches(iter([step])), step, self.autocast))
+            settle_buckets(self.model, lambda: self.gradient(self.train_source.training([step]), step))
+        if self.rank.rank == 0:
+            logs.get_logger().info("training", **build.describe(config, self.sampler, training.rate, plan.warmup,
+                                                                self.rank.world_size))
         training.step = start.step
         self.reporter.begin(start.step, start.samples, training.end,
                             f"{self.store.url}/{start.parent}" if start.parent else "")
         start.set_random(config.run.seed, self.rank.rank)
         return training
 
-    def _batches(self, steps: Any) -> Any:
-        return training_batches(self.train_split, steps, collate=self.plugins.collate, workers=self.config.data.workers,
-                                seed=self.config.run.seed, device=self.device)
-
-    def _beat(self, beat: Beat, rate: float, norm: Any) -> None:
+    def _beat(self, beat: Beat, rate: float, norm: torch.Tensor | None) -> None:
         assert self.training is not None
         self.saves.hear(beat)
         self.reporter.beat(self.training.samples, beat, rate, norm)
 
-    def _note(self, step: Any) -> None:
+    def _note(self, step: Step) -> None:
         if self.checkpointer.ledger:
             self.checkpointer.ledger.note(step.number, step.epoch, step.samples)
+        self.reporter.stepped(self.update.skipped, *padding(step.micro_batches, self.lengths))
 
     def _evaluate(self) -> dict[str, float] | None:
         assert self.training is not None
         self.metrics.enter("eval")
         random = capture_random()  # an evaluation must not change what the training draws next
         size = self.config.train.micro_batch_size or max(1, self.config.train.global_batch_size // self.rank.world_size)
-        means = evaluate(
-            self.model, self.plugins.evaluate,
-            evaluation_batches(self.validation_split, rank=self.rank.rank, world_size=self.rank.world_size,
-                               batch_size=size, collate=self.plugins.collate, workers=self.config.data.workers,
-                               device=self.device),
-            self.peers, self.autocast, self.stop.wanted)
+        with self.update.average.used() if self.update.average else nullcontext():
+            means = evaluate(
+                self.model, self.plugins.evaluate,
+                self.validation_source.evaluation(world_size=self.rank.world_size, batch_size=size),
+                self.peers, build.autocast(self.config, self.device), self.stop.wanted)
         restore_random(random)
         if means is not None:
             self.reporter.evaluated(self.training.step, means)
@@ -165,6 +181,10 @@ class Worker:
         means = self._evaluate()
         if means is None:
             return self._stop(training)
+        if self.rank.rank == 0 and self.plugins.finish:
+            self.model.eval()
+            if text := self.plugins.finish(self.model.module, self.config):
+                logs.get_logger().info("finish", text=text)
         self.metrics.enter("shutdown")
         assert self.checkpointer.last is not None
         done = Done(run=self.config.run.name, epochs=self.config.train.epochs, max_steps=self.config.train.max_steps,

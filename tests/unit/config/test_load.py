@@ -90,8 +90,8 @@ def test_every_built_in_workload_loads(name: str) -> None:
     ("[train]\nepochs = 3.0", "train.epochs = 3.0 in {file}: must be a whole number"),
     ("[train]\nepochs = true", "train.epochs = True in {file}: must be a whole number"),
     ("[train]\ndrop_last = 1", "train.drop_last = 1 in {file}: must be true or false"),
-    ("[train]\nprecision = 'fp16'", "train.precision = 'fp16' in {file}: must be one of fp32, bf16"),
-    ("[train]\nprecision = 32", "train.precision = 32 in {file}: must be one of fp32, bf16"),
+    ("[train]\nprecision = 'fp8'", "train.precision = 'fp8' in {file}: must be one of fp32, bf16, fp16"),
+    ("[train]\nprecision = 32", "train.precision = 32 in {file}: must be one of fp32, bf16, fp16"),
     ("[optimizer]\nlr = 'small'", "optimizer.lr = 'small' in {file}: must be a finite number"),
     ("[optimizer]\nlr = true", "optimizer.lr = True in {file}: must be a finite number"),
     ("[optimizer]\nlr = nan", "optimizer.lr = nan in {file}: must be a finite number"),
@@ -166,7 +166,8 @@ def test_a_value_that_cannot_work_names_the_source_of_it(toml: TomlFile) -> None
 
 def test_a_missing_file_lists_the_built_in_workloads() -> None:
     said = message("digit", environ={})
-    assert said.startswith("no file 'digit' and no built-in workload of that name (built-in: digits, ragged, vowels)")
+    assert said.startswith("no file 'digit' and no built-in workload of that name"
+                           " (built-in: charlm, digits, ragged, vowels)")
     assert said.endswith("did you mean digits?")
     assert "'/no/such.toml', which RATCHET_CONFIG names" in message(environ={"RATCHET_CONFIG": "/no/such.toml"})
 

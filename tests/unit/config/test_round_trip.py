@@ -24,14 +24,18 @@ NARROW: dict[str, st.SearchStrategy[Any]] = {
     "run.seed": st.integers(-(2**63), 2**63 - 1),
     "train.global_batch_size": st.integers(64, 10**6),
     "train.micro_batch_size": st.integers(0, 64),
+    "train.ema_decay": st.floats(0, 0.999),
     "schedule.final_ratio": st.floats(0, 1),
+    "schedule.decay_share": st.floats(0, 1),
+    "schedule.warmup_epochs": st.just(0.0),  # one of the three at most
+    "schedule.warmup_samples": st.just(0),
     "metrics.port": st.integers(0, 65535),
     "launch.nproc_per_node": st.sampled_from(["auto", "cpu", "gpu", "1", "16"]),
     "store.url": TEXT.map(lambda text: f"s3://bucket/{text}"),
     "store.endpoint": TEXT.map(lambda text: f"http://{text}"),
     "workload.options": st.dictionaries(TEXT, PLAIN, max_size=4),
     **{f"workload.{name}": st.sampled_from(["", "a:b", "a.b:c.d"])
-       for name in ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate")},
+       for name in ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate", "finish")},
     "workload.module": st.sampled_from(["a", "a.b.c"]),
 }
 

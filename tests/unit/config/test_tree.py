@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config import Config, ConfigError
-from trainer.config.tree import KEYS, SECTIONS, check
+from trainer.config.tree import KEYS, SECTIONS, Schedule, check
 
 
 def changed(key: str, value: Any) -> Config:
@@ -58,6 +58,14 @@ def test_every_setting_has_a_section_that_the_tree_holds() -> None:
     ("schedule.warmup_steps", -1),
     ("schedule.final_ratio", -0.1),
     ("schedule.final_ratio", 1.1),
+    ("schedule.decay_share", 1.1),
+    ("schedule.warmup_epochs", -0.5),
+    ("schedule.step_epochs", 0.0),
+    ("schedule.reference_batch", -1),
+    ("train.non_finite_limit", -1),
+    ("train.ema_decay", 1.0),
+    ("parallel.split_devices", 0),
+    ("data.bucket_batches", -1),
     ("data.workers", -1),
     ("parallel.timeout_seconds", 0.0),
     ("parallel.bucket_mb", 0.0),
@@ -101,3 +109,14 @@ def test_a_value_that_cannot_work_is_refused_by_name(key: str, value: Any) -> No
 ])
 def test_a_value_at_the_edge_is_accepted(key: str, value: Any) -> None:
     check(changed(key, value))
+
+
+def test_a_warm_up_in_two_units_is_refused() -> None:
+    config = Config(schedule=Schedule(warmup_steps=10, warmup_epochs=1.0))
+    with pytest.raises(ConfigError, match="the warm-up is given in schedule.warmup_steps already"):
+        check(config)
+
+
+def test_scaling_needs_the_batch_that_the_rate_was_chosen_for() -> None:
+    with pytest.raises(ConfigError, match=r"schedule.reference_batch = 0: schedule.scaling = 'sqrt' needs the global"):
+        check(Config(schedule=Schedule(scaling="sqrt")))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from trainer.ddp.data import SampleError, evaluation_batches, to_device, training_batches
+from trainer.ddp.data import Failed, Loaded, SampleError, Source, to_device
 from trainer.ddp.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -30,9 +30,13 @@ class Noisy:
 
 
 def load(dataset: Noisy, workers: int, rank: int = 0, world_size: int = 1) -> list[Any]:
+    return [batch.data for batch in loaded(dataset, workers, rank, world_size)]
+
+
+def loaded(dataset: Any, workers: int, rank: int = 0, world_size: int = 1, **options: Any) -> list[Loaded]:
     sampler = Sampler(length=len(dataset), global_batch_size=6, micro_batch_size=2, rank=rank, world_size=world_size)
     steps = sampler.steps(0, len(dataset))
-    return list(training_batches(dataset, steps, collate=None, workers=workers, seed=1, device=CPU))
+    return list(Source(dataset, workers=workers, seed=1, rank=rank, device=CPU, **options).training(steps))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -54,7 +58,7 @@ def test_making_the_loader_draws_nothing_from_the_global_generator() -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()
     steps = Sampler(length=4, global_batch_size=4).steps(0, 4)
-    list(training_batches(list(range(4)), steps, collate=None, workers=0, seed=1, device=CPU))  # type: ignore[arg-type]
+    list(Source(list(range(4)), seed=1, device=CPU).training(steps))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -66,9 +70,9 @@ def test_a_sample_that_fails_is_named(workers: int) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 20])
 def test_evaluation_gives_every_sample_to_exactly_one_rank(world_size: int) -> None:
-    loaders = [evaluation_batches(Noisy(13), rank=rank, world_size=world_size, batch_size=4, collate=None, workers=0,
-                                  device=CPU) for rank in range(world_size)]
-    seen = [int(i) for loader in loaders for batch in loader for i in batch[0]]
+    loaders = [Source(Noisy(13), rank=rank, device=CPU).evaluation(world_size=world_size, batch_size=4)
+               for rank in range(world_size)]
+    seen = [int(i) for loader in loaders for batch in loader for i in batch.data[0]]
     assert sorted(seen) == list(range(13))
 
 
@@ -95,3 +99,53 @@ def test_every_tensor_of_a_nested_batch_is_moved() -> None:
     assert moved["b"].b == 3
     assert moved["c"].x.is_meta
     assert moved["c"].name == "n"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_fails_can_be_left_out_and_is_told(workers: int) -> None:
+    told: list[Failed] = []
+    batches = loaded(Noisy(12, broken=5), workers, skip=True, failed=told.extend)
+    assert sorted(int(n) for batch in batches for n in batch.data[0]) == [n for n in range(12) if n != 5]
+    assert told == [Failed(5, "OSError: the file is gone")]
+    assert sorted(batch.samples for batch in batches) == [1, 2, 2, 2, 2, 2]
+
+
+def test_a_batch_of_which_every_sample_fails_is_stood_in_for() -> None:
+    class Worse(Noisy):
+        def __getitem__(self, index: int) -> tuple[int, float]:
+            if index in bad:
+                raise OSError("gone")
+            return super().__getitem__(index)
+
+    sampler = Sampler(length=12, global_batch_size=6, micro_batch_size=2)
+    bad = sampler.step(0).micro_batches[1].samples
+    batches = loaded(Worse(12), 0, skip=True)
+    assert [batch.samples for batch in batches] == [2, 0, 2, 2, 2, 2]
+    assert len(batches[1].data[0]) == 1
+    bad = tuple(range(12))
+    with pytest.raises(SampleError, match="no sample before it was good"):
+        loaded(Worse(12), 0, skip=True)
+
+
+class Drawing:
+    """Sample i is i, and numbers that the loader process drew when it began."""
+
+    def __init__(self) -> None:
+        self.drawn: float | None = None
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, float(torch.initial_seed() % 2**31)
+
+
+def test_loader_processes_draw_by_run_rank_worker_and_sample() -> None:
+    def seeds(run: int, rank: int) -> set[float]:
+        steps = Sampler(length=8, global_batch_size=8, micro_batch_size=2).steps(0, 8)
+        source = Source(Drawing(), workers=2, seed=run, rank=rank, device=CPU)
+        return {float(x) for batch in source.training(steps) for x in batch.data[1]}
+
+    assert len(seeds(1, 0)) == 8, "every sample its own"
+    assert seeds(1, 0) == seeds(1, 0)
+    assert not seeds(1, 0) & seeds(2, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,11 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.checkpoint.peers import Peers
 from trainer.config import Config
 from trainer.config.tree import Checkpoint, Train
-from trainer.ddp import schedule
+from trainer.ddp.accumulate import Gradient
+from trainer.ddp.data import Loaded
 from trainer.ddp.loop import Training, train
 from trainer.ddp.pulse import Beat
 from trainer.ddp.sampler import Sampler, Step
-from trainer.plugins import Plugins
+from trainer.ddp.schedule import Rate, plan
+from trainer.ddp.update import Update
 from trainer.telemetry.metrics import RankMetrics
 
 
@@ -58,14 +59,15 @@ class Run:
         def loss(net: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int, dict[str, Any]]:
             return net(batch).sum(), len(batch), {}
 
-        def batches(steps: Iterator[Step]) -> Iterator[torch.Tensor]:
-            return (torch.ones(len(micro.samples), 2) for step in steps for micro in step.micro_batches)
+        def batches(steps: Iterator[Step]) -> Iterator[Loaded]:
+            sizes = (len(micro.samples) for step in steps for micro in step.micro_batches)
+            return (Loaded(torch.ones(size, 2), size) for size in sizes)
 
+        config = Config(train=Train(epochs=epochs), checkpoint=Checkpoint(every_steps=every_steps))
         t = self.training = Training(
-            config=Config(train=Train(epochs=epochs), checkpoint=Checkpoint(every_steps=every_steps)),
-            plugins=Plugins(None, None, loss, None, None, loss),  # type: ignore[arg-type]
-            model=model, optimizer=optimizer, peaks=schedule.peak_rates(optimizer), sampler=sampler, batches=batches,
-            autocast=nullcontext, pulse=pulse or ScriptedPulse(),
+            config=config, model=model, gradient=Gradient(model, loss), update=Update(model, optimizer),
+            rate=Rate(optimizer, plan(config, steps_per_epoch=6, total_steps=6 * epochs)),
+            sampler=sampler, batches=batches, pulse=pulse or ScriptedPulse(),
             metrics=RankMetrics(rank=0, local_rank=0, world_size=1, sender=None), save=save, evaluate=evaluate,
             log=lambda beat, _rate, _norm: self.logged.append(beat.step), note=lambda step: None, samples=start * 4,
             end=sampler.end(epochs=epochs))

@@ -1,0 +1,102 @@
+"""Every kind of parallel training and every kind of precision trains, is killed, and ends in the bits of a run that
+was not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.jobs import Job, contents
+from tests.integration.ranks import Ranks, newest_of, store_of
+from trainer.checkpoint.survey import read_manifest, survey
+from trainer.launch.exits import Exit
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+DIGITS = {
+    "workload.module": "trainer.workloads.digits", "workload.options": {"channels": 4}, "train.epochs": 2,
+    "train.micro_batch_size": 16, "train.global_batch_size": 32, "optimizer.lr": 0.01, "checkpoint.every_steps": 10,
+    "checkpoint.every_seconds": 0, "data.ledger": False,
+}
+KINDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "single": (1, {"parallel.strategy": "single"}),
+    "dp": (1, {"parallel.strategy": "dp"}),
+    "ddp": (2, {}),
+    "model_split": (1, {"parallel.strategy": "model_split", "parallel.split_devices": 3}),
+    "split replicas": (2, {"parallel.strategy": "model_split", "parallel.split_at": "3"}),
+    "bf16 average": (2, {"train.precision": "bf16", "train.ema_decay": 0.9}),
+    "fp16 average": (1, {"train.precision": "fp16", "train.ema_decay": 0.9}),
+}
+
+
+def new_job(ranks: Ranks, name: str, kind: str) -> Job:
+    return Job(*_folder(ranks, f"{kind.replace(' ', '-')}-{name}"), name=name, settings={**DIGITS, **KINDS[kind][1]})
+
+
+def _folder(ranks: Ranks, name: str) -> tuple[Any, str]:
+    folder = ranks.folder / name
+    folder.mkdir()
+    return folder, f"file://{folder / 'store'}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_trains_and_a_kill_changes_no_bit(kind: str, ranks: Ranks) -> None:
+    world_size = KINDS[kind][0]
+    straight, broken = new_job(ranks, "straight", kind), new_job(ranks, "broken", kind)
+    ended = ranks.run(straight, world_size)
+    assert ended.code == 0, ended.text
+    assert [line["accuracy"] for line in ended.events("evaluation")][-1] > 0.7
+    ranks.kill(broken, world_size, lambda: survey(store_of(broken), "broken").committed)
+    step = newest_of(broken).step
+    assert step < newest_of(straight).step
+    resumed = ranks.run(broken, world_size)
+    assert resumed.code == 0, resumed.text
+    assert [line["step"] for line in resumed.events("restored")] == [step]
+
+    expected, found = (contents(store_of(job), newest_of(job)) for job in (straight, broken))
+    assert [name for name in expected if found[name] != expected[name]] == []
+    extras = [read_manifest(store_of(job), newest_of(job)).header.facts["extras"] for job in (straight, broken)]
+    assert extras[0] == extras[1]
+    assert ("scaler" in extras[0]) == ("fp16" in kind)
+    assert any(name.startswith("state.average.") for name in expected) == ("average" in kind)
+
+
+def test_one_process_and_a_split_model_do_the_same_arithmetic(ranks: Ranks) -> None:
+    found = {}
+    for kind in ("single", "dp", "model_split"):
+        job = new_job(ranks, "few", kind)
+        assert ranks.run(job, 1, train__max_steps=5).code == 0
+        found[kind] = contents(store_of(job), newest_of(job))
+    assert found["single"] == found["dp"] == found["model_split"]
+
+
+@pytest.mark.parametrize("kind", ["single", "dp"])
+def test_a_strategy_for_one_process_refuses_several(kind: str, ranks: Ranks) -> None:
+    ended = ranks.run(new_job(ranks, "two", kind), 2)
+    assert ended.code == Exit.BAD_CONFIG
+    assert f"parallel.strategy = '{kind}' trains in one process and there are 2 ranks" in ended.text
+
+
+def test_token_means_are_those_of_one_process_whatever_the_ranks_and_micro_batches(ranks: Ranks) -> None:
+    settings = {
+        "workload.module": "trainer.workloads.charlm", "train.loss_mean": "tokens", "train.epochs": 1,
+        "workload.options": {"context": 16, "width": 8, "heads": 2, "blocks": 1, "sample": 20}, "train.max_steps": 6,
+        "train.global_batch_size": 14, "optimizer.name": "sgd", "optimizer.lr": 0.5, "data.bucket_batches": 3,
+        "data.ledger": False, "checkpoint.every_steps": 0, "train.evaluate_every_epochs": 0}
+    found = []
+    for world_size, micro in ((1, 14), (3, 2), (4, 1)):
+        job = Job(*_folder(ranks, f"tokens-{world_size}"), name="tokens", settings=settings)
+        ended = ranks.run(job, world_size, train__micro_batch_size=micro)
+        assert ended.code == 0, ended.text
+        assert len(ended.events("finish")[0]["text"]) == 20
+        saved = contents(store_of(job), newest_of(job))
+        found.append({name: torch.frombuffer(bytearray(saved[name]), dtype=torch.float32)
+                      for name in saved if name.startswith("model.")})
+        losses = [float(line["loss"]) for line in ended.events("step")]
+        assert losses[0] == pytest.approx(math.log(96), abs=0.1), "per letter, not per piece"
+        assert losses[-1] < losses[0] - 0.3
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)
