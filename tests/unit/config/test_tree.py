@@ -113,7 +113,7 @@ def test_a_value_at_the_edge_is_accepted(key: str, value: Any) -> None:
 
 def test_a_warm_up_in_two_units_is_refused() -> None:
     config = Config(schedule=Schedule(warmup_steps=10, warmup_epochs=1.0))
-    with pytest.raises(ConfigError, match="the warm-up is given in schedule.warmup_steps already"):
+    with pytest.raises(ConfigError, match=r"given in schedule\.warmup_steps already"):
         check(config)
 
 
