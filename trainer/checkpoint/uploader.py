@@ -247,16 +247,15 @@ class Uploader:
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank waits for an answer
             outcome = Outcome.failed(place, error)
             get_logger().debug("upload failed", checkpoint=place.folder, rank=staged.rank, reason=str(error))
-        finally:
-            with self._lock:
-                buffer.uploading = False
-                self._lock.notify_all()
-        heard = self._tell(line, outcome)
-        if outcome.committed:
-            with self._lock:
+        with self._lock:
+            buffer.uploading = False
+            if outcome.committed:
                 for each in [b for s in self._seats.values() for b in s.buffers.values()]:
                     each.committed |= each.staged is not None and each.staged.place == place
-                others = [s.line for s in self._seats.values() if s.line and s.line is not line]
+            others = [s.line for s in self._seats.values() if s.line and s.line is not line]
+            self._lock.notify_all()
+        heard = self._tell(line, outcome)
+        if outcome.committed:
             for other in others:
                 heard |= self._tell(other, Outcome(place, committed=True, uploaded=0))
             if not heard:
