@@ -119,9 +119,13 @@ class Uploader:
                         threading.Thread(target=self._attend, args=(Line(connection),), daemon=True).start()
 
     def settle(self, seconds: float) -> bool:
-        """Wait until everything that is staged is in the store or has failed. Returns whether it came to that."""
-        with self._lock:
-            return self._lock.wait_for(lambda: not self._is_uploading(), timeout=seconds)
+        """Wait until the ranks are gone and what they staged is in the store or has failed.
+
+        Returns:
+            Whether it came to that.
+        """
+        with self._lock:  # what a rank handed over just before its end may still be in its socket
+            return self._lock.wait_for(lambda: not self._lines and not self._is_uploading(), timeout=seconds)
 
     def close(self) -> None:
         with self._lock:
@@ -159,6 +163,7 @@ class Uploader:
         finally:
             with self._lock:
                 self._lines -= 1
+                self._lock.notify_all()
                 if seat.line is line:
                     seat.line = None
             line.close()
@@ -187,6 +192,9 @@ class Uploader:
         known[index] = buffer.generation
         line.send({"event": "buffer", "buffer": index, "size": size, "fresh": fresh},
                   [buffer.memory.descriptor] if fresh else [])
+        if 1 - index not in seat.buffers:  # for the next save, while the rank copies for this one
+            with contextlib.suppress(MemoryError):
+                self._new_buffer(seat, 1 - index, size)
 
     def _oldest(self, seat: _Seat) -> int:
         """Which of a rank's buffers can best be spared; never the one of the newest whole checkpoint."""
@@ -239,16 +247,15 @@ class Uploader:
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank waits for an answer
             outcome = Outcome.failed(place, error)
             get_logger().debug("upload failed", checkpoint=place.folder, rank=staged.rank, reason=str(error))
-        finally:
-            with self._lock:
-                buffer.uploading = False
-                self._lock.notify_all()
-        heard = self._tell(line, outcome)
-        if outcome.committed:
-            with self._lock:
+        with self._lock:
+            buffer.uploading = False
+            if outcome.committed:
                 for each in [b for s in self._seats.values() for b in s.buffers.values()]:
                     each.committed |= each.staged is not None and each.staged.place == place
-                others = [s.line for s in self._seats.values() if s.line and s.line is not line]
+            others = [s.line for s in self._seats.values() if s.line and s.line is not line]
+            self._lock.notify_all()
+        heard = self._tell(line, outcome)
+        if outcome.committed:
             for other in others:
                 heard |= self._tell(other, Outcome(place, committed=True, uploaded=0))
             if not heard:
