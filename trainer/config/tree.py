@@ -95,7 +95,7 @@ class Train:
     """Keep an exponential moving average of the weights, for the evaluation; 0: none. Common: 0.999."""
 
     sync_batch_norm: bool = False
-    """Convert BatchNorm to SyncBatchNorm (statistics over the global micro-batch; needs a GPU)."""
+    """Convert BatchNorm to SyncBatchNorm: statistics over the micro-batches of all ranks together."""
 
     evaluate_every_epochs: int = 1
     """Evaluate after every so many epochs, and always at the end; 0: only at the end."""

@@ -11,6 +11,7 @@ import torch
 from trainer.checkpoint.done import order_settings
 from trainer.checkpoint.state import seed_all
 from trainer.config import Config, ConfigError
+from trainer.ddp.batchnorm import SyncBatchNorm
 from trainer.ddp.bucket import bucketed
 from trainer.ddp.ema import Average
 from trainer.ddp.extras import Stateful
@@ -99,7 +100,7 @@ def build_model(plugins: Plugins, config: Config) -> torch.nn.Module:
 def warn_of_single_samples(model: torch.nn.Module, sampler: Sampler) -> None:
     """Say before the start what would otherwise end an epoch: BatchNorm can't train on one value a channel."""
     norms = [name for name, module in model.named_modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-             and not isinstance(module, torch.nn.SyncBatchNorm)]
+             and not isinstance(module, (torch.nn.SyncBatchNorm, SyncBatchNorm))]
     if norms and sampler.smallest_micro_batch() == 1:
         get_logger().warning(
             "some rank will train on a single sample, which BatchNorm refuses if it has one value per channel",

@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.config import ConfigError
 from trainer.config.tree import Config
+from trainer.ddp.batchnorm import synchronise
 from trainer.ddp.split import split
 
 
@@ -93,9 +94,8 @@ def wrap(model: torch.nn.Module, device: torch.device, config: Config) -> Wrappe
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"workload.build_model gave {type(model).__name__}, which has no parameter to train")
     if config.train.sync_batch_norm:
-        if device.type != "cuda":
-            raise ConfigError("train.sync_batch_norm = true needs GPUs: torch has no SyncBatchNorm for the CPU")
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        convert = torch.nn.SyncBatchNorm.convert_sync_batchnorm if device.type == "cuda" else synchronise
+        model = convert(model)
     if strategy == "model_split":
         count = config.parallel.split_devices
         devices = [torch.device("cuda", device.index + i) if device.type == "cuda" else device for i in range(count)]
