@@ -28,6 +28,9 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "model_split": (1, {"parallel.strategy": "model_split", "parallel.split_devices": 3}),
     "split replicas": (2, {"parallel.strategy": "model_split", "parallel.split_at": "3"}),
     "bf16 average": (2, {"train.precision": "bf16", "train.ema_decay": 0.9}),
+    "fast": (2, {"train.channels_last": True, "train.recompute": "0,3", "train.tf32": True, "optimizer.fused": True,
+                 "parallel.gradient_as_bucket_view": False, "parallel.compress": "bf16", "parallel.bucket_mb": 0.001}),
+    "static graph": (2, {"parallel.static_graph": True}),
     "fp16 average": (1, {"train.precision": "fp16", "train.ema_decay": 0.9}),
 }
 
@@ -71,6 +74,20 @@ def test_one_process_and_a_split_model_do_the_same_arithmetic(ranks: Ranks) -> N
         assert ranks.run(job, 1, train__max_steps=5).code == 0
         found[kind] = contents(store_of(job), newest_of(job))
     assert found["single"] == found["dp"] == found["model_split"]
+
+
+@pytest.mark.parametrize("setting", [
+    {"train.recompute": "0,3,5"}, {"parallel.gradient_as_bucket_view": False}, {"parallel.static_graph": True},
+    {"parallel.bucket_mb": 0.001}])
+def test_a_setting_for_memory_or_speed_alone_changes_no_bit(setting: dict[str, Any], ranks: Ranks) -> None:
+    found = []
+    for name, more in (("without", {}), ("with", setting)):
+        folder = _folder(ranks, f"{name}-{next(iter(setting))}")
+        job = Job(*folder, name="same", settings={**DIGITS, **more, "train.max_steps": 4})
+        ended = ranks.run(job, 2)
+        assert ended.code == 0, ended.text
+        found.append(contents(store_of(job), newest_of(job)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", ["single", "dp"])

@@ -117,9 +117,10 @@ def build_optimizer(plugins: Plugins, model: torch.nn.Module, config: Config) ->
     chosen = config.optimizer
     parameters = [p for p in model.parameters() if p.requires_grad]
     if chosen.name == "sgd":
-        return torch.optim.SGD(parameters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
+        return torch.optim.SGD(parameters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay,
+                               fused=chosen.fused or None)
     kind = torch.optim.Adam if chosen.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=chosen.lr, weight_decay=chosen.weight_decay)
+    return kind(parameters, lr=chosen.lr, weight_decay=chosen.weight_decay, fused=chosen.fused or None)
 
 
 def build_extras(model: torch.nn.Module, config: Config, device: torch.device) -> dict[str, Any]:

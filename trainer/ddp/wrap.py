@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.config import ConfigError
 from trainer.config.tree import Config
+from trainer.ddp import speed
 from trainer.ddp.batchnorm import synchronise
 from trainer.ddp.split import split
 
@@ -102,17 +103,15 @@ def wrap(model: torch.nn.Module, device: torch.device, config: Config) -> Wrappe
         split(model, devices, [name.strip() for name in config.parallel.split_at.split(",") if name.strip()])
     else:
         model.to(device)
+    speed.prepare(model, config)
     if strategy == "single":
         return Local(model)
     if strategy == "dp":
         return Local(model, DataParallel(model))
-    return DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" and strategy == "ddp" else None,
-        find_unused_parameters=config.parallel.find_unused_parameters,
-        bucket_cap_mb=config.parallel.bucket_mb,
-        gradient_as_bucket_view=True,
-    )
+    device_ids = [device.index] if device.type == "cuda" and strategy == "ddp" else None
+    wrapped = DistributedDataParallel(model, device_ids=device_ids, **speed.ddp_options(config))
+    speed.compress(wrapped, config)
+    return wrapped
 
 
 def settle_buckets(model: Wrapped, backward: Callable[[], Any]) -> None:
