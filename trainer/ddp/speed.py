@@ -19,12 +19,12 @@ def prepare(model: torch.nn.Module, config: Config) -> None:
     torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = train.tf32
     if train.channels_last:
-        model.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not declared, but documented
     layers = dict(model.named_modules())
     for name in filter(None, map(str.strip, train.recompute.split(","))):
         if name not in layers:
             raise ConfigError(f"train.recompute names {name!r}: the model's layers are {', '.join(list(layers)[1:20])}")
-        layers[name].forward = partial(checkpoint, layers[name].forward, use_reentrant=False)  # type: ignore[method-assign]
+        layers[name].forward = partial(checkpoint, layers[name].forward, use_reentrant=False)
 
 
 def ddp_options(config: Config) -> dict[str, Any]:
