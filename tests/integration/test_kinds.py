@@ -28,6 +28,9 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "model_split": (1, {"parallel.strategy": "model_split", "parallel.split_devices": 3}),
     "split replicas": (2, {"parallel.strategy": "model_split", "parallel.split_at": "3"}),
     "bf16 average": (2, {"train.precision": "bf16", "train.ema_decay": 0.9}),
+    "fast": (2, {"train.channels_last": True, "train.recompute": "0,3", "train.tf32": True, "optimizer.fused": True,
+                 "parallel.gradient_as_bucket_view": False, "parallel.compress": "bf16", "parallel.bucket_mb": 0.001}),
+    "static graph": (2, {"parallel.static_graph": True}),
     "fp16 average": (1, {"train.precision": "fp16", "train.ema_decay": 0.9}),
 }
 
@@ -73,6 +76,20 @@ def test_one_process_and_a_split_model_do_the_same_arithmetic(ranks: Ranks) -> N
     assert found["single"] == found["dp"] == found["model_split"]
 
 
+@pytest.mark.parametrize("setting", [
+    {"train.recompute": "0,3,5"}, {"parallel.gradient_as_bucket_view": False}, {"parallel.static_graph": True},
+    {"parallel.bucket_mb": 0.001}])
+def test_a_setting_for_memory_or_speed_alone_changes_no_bit(setting: dict[str, Any], ranks: Ranks) -> None:
+    found = []
+    for name, more in (("without", {}), ("with", setting)):
+        folder = _folder(ranks, f"{name}-{next(iter(setting))}")
+        job = Job(*folder, name="same", settings={**DIGITS, **more, "train.max_steps": 4})
+        ended = ranks.run(job, 2)
+        assert ended.code == 0, ended.text
+        found.append(contents(store_of(job), newest_of(job)))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("kind", ["single", "dp"])
 def test_a_strategy_for_one_process_refuses_several(kind: str, ranks: Ranks) -> None:
     ended = ranks.run(new_job(ranks, "two", kind), 2)
@@ -100,3 +117,23 @@ def test_token_means_are_those_of_one_process_whatever_the_ranks_and_micro_batch
         assert losses[-1] < losses[0] - 0.3
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+def test_synchronised_batch_norm_is_that_of_one_process_also_for_uneven_shares_and_stand_ins(ranks: Ranks) -> None:
+    # 1442 samples in batches of 240: six steps of 80 a rank, and a tail of 2, for which the third rank has none.
+    settings = {"workload.options": {"channels": 4, "dropout": 0.0}, "train.epochs": 1, "train.global_batch_size": 240,
+                "train.micro_batch_size": 0, "optimizer.name": "sgd", "optimizer.lr": 0.1, "checkpoint.every_steps": 0}
+    found = {}
+    for name, world_size, sync in (("one", 1, False), ("three", 3, True), ("four", 4, True), ("apart", 3, False)):
+        job = Job(*_folder(ranks, f"norm-{name}"), name="norm",
+                  settings={**DIGITS, **settings, "train.sync_batch_norm": sync})
+        ended = ranks.run(job, world_size)
+        assert ended.code == 0, ended.text
+        saved = contents(store_of(job), newest_of(job))
+        found[name] = {key: torch.frombuffer(bytearray(value), dtype=torch.float32) for key, value in saved.items()
+                       if key.startswith("model.") or key.endswith(("running_mean", "running_var"))}
+    assert any(key.endswith("running_var") for key in found["one"])
+    for name in ("three", "four"):
+        torch.testing.assert_close(found[name], found["one"], rtol=2e-3, atol=1e-4)
+    assert not all(torch.allclose(found["apart"][key], value, rtol=2e-3, atol=1e-4)
+                   for key, value in found["one"].items()), "without it, results depend on the ranks"

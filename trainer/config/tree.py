@@ -91,11 +91,20 @@ class Train:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """`bf16`, `fp16`: autocast for forward and loss; weights and optimizer keep their types. fp16 scales the loss."""
 
+    tf32: bool = False
+    """On GPUs, multiply fp32 matrices in TensorFloat-32: faster, 10 bits of mantissa."""
+
+    channels_last: bool = False
+    """Keep images and convolutions with the channels last in memory."""
+
+    recompute: str = ""
+    """Names of layers, by commas, whose activations are computed again in the backward pass: less memory."""
+
     ema_decay: float = 0.0
     """Keep an exponential moving average of the weights, for the evaluation; 0: none. Common: 0.999."""
 
     sync_batch_norm: bool = False
-    """Convert BatchNorm to SyncBatchNorm (statistics over the global micro-batch; needs a GPU)."""
+    """Convert BatchNorm to SyncBatchNorm: statistics over the micro-batches of all ranks together."""
 
     evaluate_every_epochs: int = 1
     """Evaluate after every so many epochs, and always at the end; 0: only at the end."""
@@ -122,6 +131,9 @@ class Optimizer:
 
     momentum: float = 0.0
     """Momentum, for sgd."""
+
+    fused: bool = False
+    """torch's fused kernel: one pass over the parameters; on GPUs, the host need not wait for a non-finite step."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,15 @@ class Parallel:
 
     bucket_mb: float = 25.0
     """Size of a gradient bucket in MiB."""
+
+    gradient_as_bucket_view: bool = True
+    """Gradients are views of the buckets: less memory and no copy."""
+
+    static_graph: bool = False
+    """For models whose used parameters are the same in every step; allows reentrant checkpointing."""
+
+    compress: Literal["none", "bf16"] = "none"
+    """`bf16` halves what the ranks exchange; the gradients lose the bits that bf16 does not have."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainer.ddp.batchnorm import stand_in
 from trainer.ddp.data import Loaded
 from trainer.ddp.sampler import Step
 from trainer.ddp.wrap import Wrapped
@@ -64,7 +65,7 @@ class Gradient:
             batch = next(batches)
             counts = micro.counts and batch.samples > 0
             with nullcontext() if last else self._model.no_sync():
-                with self._autocast():
+                with self._autocast(), stand_in(not counts):
                     value, size, _ = measure(self._loss, self._model, batch.data)
                 if not self._counted and counts and size != batch.samples:
                     raise PluginError(f"loss counted {size} samples in a batch of {batch.samples}: it must return"

@@ -11,6 +11,7 @@ import torch
 from trainer.checkpoint.done import order_settings
 from trainer.checkpoint.state import seed_all
 from trainer.config import Config, ConfigError
+from trainer.ddp.batchnorm import SyncBatchNorm
 from trainer.ddp.bucket import bucketed
 from trainer.ddp.ema import Average
 from trainer.ddp.extras import Stateful
@@ -99,7 +100,7 @@ def build_model(plugins: Plugins, config: Config) -> torch.nn.Module:
 def warn_of_single_samples(model: torch.nn.Module, sampler: Sampler) -> None:
     """Say before the start what would otherwise end an epoch: BatchNorm can't train on one value a channel."""
     norms = [name for name, module in model.named_modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-             and not isinstance(module, torch.nn.SyncBatchNorm)]
+             and not isinstance(module, (torch.nn.SyncBatchNorm, SyncBatchNorm))]
     if norms and sampler.smallest_micro_batch() == 1:
         get_logger().warning(
             "some rank will train on a single sample, which BatchNorm refuses if it has one value per channel",
@@ -116,9 +117,10 @@ def build_optimizer(plugins: Plugins, model: torch.nn.Module, config: Config) ->
     chosen = config.optimizer
     parameters = [p for p in model.parameters() if p.requires_grad]
     if chosen.name == "sgd":
-        return torch.optim.SGD(parameters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
+        return torch.optim.SGD(parameters, lr=chosen.lr, momentum=chosen.momentum, weight_decay=chosen.weight_decay,
+                               fused=chosen.fused or None)
     kind = torch.optim.Adam if chosen.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=chosen.lr, weight_decay=chosen.weight_decay)
+    return kind(parameters, lr=chosen.lr, weight_decay=chosen.weight_decay, fused=chosen.fused or None)
 
 
 def build_extras(model: torch.nn.Module, config: Config, device: torch.device) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.config import ConfigError
 from trainer.config.tree import Config
+from trainer.ddp import speed
+from trainer.ddp.batchnorm import synchronise
 from trainer.ddp.split import split
 
 
@@ -93,26 +95,23 @@ def wrap(model: torch.nn.Module, device: torch.device, config: Config) -> Wrappe
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"workload.build_model gave {type(model).__name__}, which has no parameter to train")
     if config.train.sync_batch_norm:
-        if device.type != "cuda":
-            raise ConfigError("train.sync_batch_norm = true needs GPUs: torch has no SyncBatchNorm for the CPU")
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        convert = torch.nn.SyncBatchNorm.convert_sync_batchnorm if device.type == "cuda" else synchronise
+        model = convert(model)
     if strategy == "model_split":
         count = config.parallel.split_devices
         devices = [torch.device("cuda", device.index + i) if device.type == "cuda" else device for i in range(count)]
         split(model, devices, [name.strip() for name in config.parallel.split_at.split(",") if name.strip()])
     else:
         model.to(device)
+    speed.prepare(model, config)
     if strategy == "single":
         return Local(model)
     if strategy == "dp":
         return Local(model, DataParallel(model))
-    return DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" and strategy == "ddp" else None,
-        find_unused_parameters=config.parallel.find_unused_parameters,
-        bucket_cap_mb=config.parallel.bucket_mb,
-        gradient_as_bucket_view=True,
-    )
+    device_ids = [device.index] if device.type == "cuda" and strategy == "ddp" else None
+    wrapped = DistributedDataParallel(model, device_ids=device_ids, **speed.ddp_options(config))
+    speed.compress(wrapped, config)
+    return wrapped
 
 
 def settle_buckets(model: Wrapped, backward: Callable[[], Any]) -> None:

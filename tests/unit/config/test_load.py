@@ -81,7 +81,7 @@ def test_every_built_in_workload_loads(name: str) -> None:
     ("[train]\nepoch = 3", "unknown setting 'train.epoch' in {file}; did you mean train.epochs?"),
     ("[train]\nlr = 0.1", "unknown setting 'train.lr' in {file}; did you mean optimizer.lr?"),
     ("[train]\nqqqqqq = 1", "unknown setting 'train.qqqqqq' in {file}"),
-    ('[train]\n"q\\nq" = 1', r"unknown setting 'train.q\nq' in {file}"),
+    ('[train]\n"quite\\nanother" = 1', r"unknown setting 'train.quite\nanother' in {file}"),
     ("[optimiser]\nlr = 0.1", "unknown section 'optimiser' in {file}; did you mean optimizer?"),
     ("epochs = 3", "unknown setting 'epochs' in {file}, above all sections; did you mean train.epochs?"),
     ("train = 3", "train = 3 in {file}: must be a table, write [train] above its settings"),

@@ -24,6 +24,7 @@ NARROW: dict[str, st.SearchStrategy[Any]] = {
     "run.seed": st.integers(-(2**63), 2**63 - 1),
     "train.global_batch_size": st.integers(64, 10**6),
     "train.micro_batch_size": st.integers(0, 64),
+    "checkpoint.object_mb": st.integers(1, 4096),
     "train.ema_decay": st.floats(0, 0.999),
     "schedule.final_ratio": st.floats(0, 1),
     "schedule.decay_share": st.floats(0, 1),

@@ -1,0 +1,40 @@
+"""Settings that change how fast or in how much memory a model trains; each is one line of the configuration."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config import Config, ConfigError
+
+
+def prepare(model: torch.nn.Module, config: Config) -> None:
+    """What is done to a model on its device, before the wrap. Raises ConfigError for a layer that is not there."""
+    train = config.train
+    torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = train.tf32
+    if train.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not declared, but documented
+    layers = dict(model.named_modules())
+    for name in filter(None, map(str.strip, train.recompute.split(","))):
+        if name not in layers:
+            raise ConfigError(f"train.recompute names {name!r}: the model's layers are {', '.join(list(layers)[1:20])}")
+        layers[name].forward = partial(checkpoint, layers[name].forward, use_reentrant=False)
+
+
+def ddp_options(config: Config) -> dict[str, Any]:
+    """Settings that DistributedDataParallel takes as arguments."""
+    parallel = config.parallel
+    return {"find_unused_parameters": parallel.find_unused_parameters, "bucket_cap_mb": parallel.bucket_mb,
+            "gradient_as_bucket_view": parallel.gradient_as_bucket_view, "static_graph": parallel.static_graph}
+
+
+def compress(model: DistributedDataParallel, config: Config) -> None:
+    """Reduce gradients in the type that `parallel.compress` says."""
+    if config.parallel.compress == "bf16":
+        model.register_comm_hook(None, bf16_compress_hook)
