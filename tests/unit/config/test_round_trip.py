@@ -31,7 +31,6 @@ NARROW: dict[str, st.SearchStrategy[Any]] = {
     "schedule.warmup_epochs": st.just(0.0),  # one of the three at most
     "schedule.warmup_samples": st.just(0),
     "metrics.port": st.integers(0, 65535),
-    "checkpoint.object_mb": st.integers(1, 4096),
     "launch.nproc_per_node": st.sampled_from(["auto", "cpu", "gpu", "1", "16"]),
     "store.url": TEXT.map(lambda text: f"s3://bucket/{text}"),
     "store.endpoint": TEXT.map(lambda text: f"http://{text}"),
