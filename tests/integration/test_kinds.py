@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "split replicas": (2, {"parallel.strategy": "model_split", "parallel.split_at": "3"}),
     "bf16 average": (2, {"train.precision": "bf16", "train.ema_decay": 0.9}),
     "fast": (2, {"train.channels_last": True, "train.recompute": "0,3", "train.tf32": True, "optimizer.fused": True,
-                 "parallel.gradient_as_bucket_view": False, "parallel.compress": "bf16", "parallel.bucket_mb": 0.001}),
+                 "parallel.gradient_as_bucket_view": False, "parallel.bucket_mb": 0.001}),
     "static graph": (2, {"parallel.static_graph": True}),
     "fp16 average": (1, {"train.precision": "fp16", "train.ema_decay": 0.9}),
 }
@@ -95,6 +95,12 @@ def test_a_strategy_for_one_process_refuses_several(kind: str, ranks: Ranks) -> 
     ended = ranks.run(new_job(ranks, "two", kind), 2)
     assert ended.code == Exit.BAD_CONFIG
     assert f"parallel.strategy = '{kind}' trains in one process and there are 2 ranks" in ended.text
+
+
+def test_compression_without_nccl_is_refused(ranks: Ranks) -> None:
+    ended = ranks.run(new_job(ranks, "compressed", "ddp"), 2, parallel__compress="bf16")
+    assert ended.code == Exit.BAD_CONFIG
+    assert "parallel.compress = 'bf16' needs GPUs and NCCL" in ended.text
 
 
 def test_token_means_are_those_of_one_process_whatever_the_ranks_and_micro_batches(ranks: Ranks) -> None:

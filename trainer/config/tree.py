@@ -223,7 +223,7 @@ class Parallel:
     """For models whose used parameters are the same in every step; allows reentrant checkpointing."""
 
     compress: Literal["none", "bf16"] = "none"
-    """`bf16` halves what the ranks exchange; the gradients lose the bits that bf16 does not have."""
+    """`bf16`, with NCCL only: half as much to exchange; the gradients lose the bits that bf16 does not have."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ def ddp_options(config: Config) -> dict[str, Any]:
 
 
 def compress(model: DistributedDataParallel, config: Config) -> None:
-    """Reduce gradients in the type that `parallel.compress` says."""
+    """Reduce gradients in the type that `parallel.compress` says. Raises ConfigError where torch can't."""
     if config.parallel.compress == "bf16":
+        if torch.distributed.get_backend() != "nccl":
+            raise ConfigError("parallel.compress = 'bf16' needs GPUs and NCCL, and the backend is"
+                              f" {torch.distributed.get_backend()}: set it to none")
         model.register_comm_hook(None, bf16_compress_hook)

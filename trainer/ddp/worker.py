@@ -205,7 +205,8 @@ def main(argv: Sequence[str]) -> int:
 
     def run() -> Ending:
         nonlocal worker
-        config = load_for_worker(argv)
+        # torch.distributed.launch adds the local rank, which LOCAL_RANK tells too.
+        config = load_for_worker([word for word in argv if not word.startswith("--local-rank=")])
         logs.configure(config.log, run=config.run.name, rank=rank.rank, local_rank=rank.local_rank,
                        world_size=rank.world_size, pod=os.environ.get("POD_NAME", ""))
         worker = Worker(config, rank)
