@@ -104,8 +104,10 @@ class TrainState:
             parameter, group = self._optimized[name]
             # As torch.optim does: a step count stays on the CPU unless a fused or captured kernel reads it.
             on_device = key != "step" or group.get("fused") or group.get("capturable")
-            self.optimizer.state[parameter][key] = torch.empty(
-                entry.shape, dtype=DTYPES[entry.dtype], device=parameter.device if on_device else "cpu")
+            # In the parameter's own memory format (channels last): fused kernels take it that both have the same.
+            like = parameter if entry.shape == tuple(parameter.shape) else torch.empty(entry.shape)
+            self.optimizer.state[parameter][key] = torch.empty_like(
+                like, dtype=DTYPES[entry.dtype], device=parameter.device if on_device else "cpu", requires_grad=False)
         for name, values in facts["scalars"].items():
             self.optimizer.state[self._optimized[name][0]].update(values)
         for group, saved in zip(self.optimizer.param_groups, facts["groups"], strict=True):
