@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.integration.jobs import Ended, Job, finish, wait_for
-from tests.integration.pods import Pods
+from tests.integration.operated import Pods
 from tests.servers import FaultProxy
 from trainer.audit import audit_run
 from trainer.checkpoint.survey import survey

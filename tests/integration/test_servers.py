@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,17 +74,24 @@ def test_two_servers_run_at_once_on_loopback_alone_and_leave_nothing(seaweed: Se
     seaweed.client().list_buckets()
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name leaves room: the server makes sockets in it, and their paths have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="looks into Linux's /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_server_goes_with_the_process_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
+def test_the_server_goes_with_the_process_that_started_it(number: signal.Signals, short: Path) -> None:
     with subprocess.Popen([sys.executable, "-m", "tests.servers", "dev-bucket"], stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=Path(__file__).parents[2]) as process:
+                          env={**os.environ, "TMPDIR": str(short)}, cwd=Path(__file__).parents[2]) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(7)]
         assert lines[0].startswith("export AWS_ENDPOINT_URL=http://127.0.0.1:")
         assert "dev-bucket" in lines[-1]
-        assert processes_in(tmp_path)
+        assert processes_in(short)
         process.send_signal(number)
         assert process.wait(timeout=30) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
-    assert until(lambda: not processes_in(tmp_path))
-    assert until(lambda: not list(tmp_path.iterdir()))
+    assert until(lambda: not processes_in(short))
+    assert until(lambda: not list(short.iterdir()))

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TextIO, cast
 
 import structlog
@@ -81,13 +81,24 @@ class _Stdout:
     """
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.write(text)
+        self._try(lambda: sys.stdout.write(text))
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
+        self._try(sys.stdout.flush)
+
+    @staticmethod
+    def _try(act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BrokenPipeError:
+            # What is buffered would fail again when Python ends, and make 120 of the exit code.
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, sys.stdout.fileno())
+                os.close(nowhere)
+        except (OSError, ValueError):
+            pass
 
 
 _STDOUT = _Stdout()

@@ -1,5 +1,7 @@
 import json
 import logging
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -150,3 +152,15 @@ def test_one_line_is_one_write(monkeypatch):
     logging.getLogger("other").warning("two")
     assert len(written) == 2
     assert all(text.endswith("\n") for text in written)
+
+
+def test_a_reader_that_went_away_changes_no_exit_code():
+    code = ("import sys\nfrom trainer.config.tree import Log\n"
+            "from trainer.telemetry.logs import configure, get_logger\n"
+            "configure(Log(format='json'))\nsys.stdin.readline()\n"
+            "for _ in range(3): get_logger().info('a line')\nsys.exit(7)")
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.close()
+    process.stdin.write(b"go\n")
+    process.stdin.close()
+    assert process.wait(60) == 7
