@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 import time
@@ -117,19 +116,19 @@ def main(out: str, rounds: int, size: Size) -> None:
     sampler = Sampler(length=length, global_batch_size=size.batch * world_size, rank=rank, world_size=world_size)
     order = [list(step.samples) for step in sampler.steps(0, length)]
     results = []
-    folder = private_folder()
-    receiver = Receiver(folder / "channel", lambda _: None)
-    metrics = RankMetrics(rank=rank, local_rank=rank, world_size=world_size, sender=Sender(str(receiver.path)))
-    for number in range(rounds + 1):
-        found: dict[str, tuple[list[float], torch.nn.Module]] = {}
-        for name in ("bare", "ratchet") if number % 2 else ("ratchet", "bare"):
-            dist.barrier()
-            found[name] = bare(data, order, size) if name == "bare" else ratchet(data, sampler, peers, metrics, size)
-        pairs = zip(found["bare"][1].parameters(), found["ratchet"][1].parameters(), strict=True)
-        same = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs)
-        results.append({name: statistics.median(times) for name, (times, _) in found.items()} | {"same": same})
-    receiver.close()
-    shutil.rmtree(folder)
+    with private_folder() as folder:
+        receiver = Receiver(folder / "channel", lambda _: None)
+        metrics = RankMetrics(rank=rank, local_rank=rank, world_size=world_size, sender=Sender(str(receiver.path)))
+        for number in range(rounds + 1):
+            found: dict[str, tuple[list[float], torch.nn.Module]] = {}
+            for name in ("bare", "ratchet") if number % 2 else ("ratchet", "bare"):
+                dist.barrier()
+                found[name] = (bare(data, order, size) if name == "bare"
+                               else ratchet(data, sampler, peers, metrics, size))
+            pairs = zip(found["bare"][1].parameters(), found["ratchet"][1].parameters(), strict=True)
+            same = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs)
+            results.append({name: statistics.median(times) for name, (times, _) in found.items()} | {"same": same})
+        receiver.close()
     if rank == 0:
         Path(out).write_text(json.dumps(results[1:]))  # the first round warms up
     dist.destroy_process_group()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from trainer.ddp.ema import Average
@@ -46,13 +48,13 @@ class Update:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         if self._clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
-        bad = ~torch.isfinite(norm)
         if self._by_kernel:
+            bad = ~torch.isfinite(norm)
             self._optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # as GradScaler hands it over
             self._optimizer.step()
             self._count(bad)
         else:
-            self._step(taken=not bad)
+            self._step(taken=math.isfinite(norm))
         self._optimizer.zero_grad(set_to_none=True)
         if self._row > self._limit:
             raise NotFiniteError(
