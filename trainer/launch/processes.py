@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainer.telemetry.pod import process_alive
+from trainer.telemetry.process import stat_fields
 
 _PROC = Path("/proc")
 _KILL_SECONDS = 5.0
@@ -65,12 +66,4 @@ def kill_all(roots: Iterable[int], mark: str) -> int:
 
 
 def _parents() -> dict[int, int]:
-    return {int(folder.name): int(fields[1]) for folder in _PROC.glob("[0-9]*") if (fields := _stat(folder))}
-
-
-def _stat(folder: Path) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; the name before it may hold anything, even brackets."""
-    try:
-        return (folder / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return {int(folder.name): int(fields[1]) for folder in _PROC.glob("[0-9]*") if (fields := stat_fields(folder.name))}

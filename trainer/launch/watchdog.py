@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from trainer.telemetry.pod import Heartbeat
+from trainer.telemetry.process import stat_fields
 
 _STEPPING = ("compute", "data_wait")
 _LONGEST_TIMES = 5.0
@@ -136,18 +136,11 @@ class Watchdog:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time that a process has used so far, all its threads together; 0 when it is gone."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def process_state(pid: int) -> str:
     """The letter of proc(5): R runs, S sleeps, D waits in the kernel, T is stopped; empty when it is gone."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return fields[0] if fields else ""
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -13,6 +13,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,35 +96,23 @@ class LocalStore:
                 draft.unlink(missing_ok=True)
 
     def get(self, key: str) -> bytearray:
-        path = self._path(key)
-        with self._told("get", key):
-            try:
-                file = path.open("rb", buffering=0)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                raise NotFound(f"get {self.url}/{key}: there is no such object") from error
-            with file:
-                data = bytearray(os.fstat(file.fileno()).st_size)
-                view, done = memoryview(data), 0
-                while done < len(data):
-                    count = file.readinto(view[done:])
-                    if not count:
-                        raise OSError(errno.EIO, f"the file ends after {done} of {len(data)} bytes")
-                    done += count
-                return data
+        with self._told("get", key), self._open(key) as file:
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            done = _fill(file, memoryview(data))
+            if done < len(data):
+                raise OSError(errno.EIO, f"the file ends after {done} of {len(data)} bytes")
+            return data
 
     def read(self, key: str, into: memoryview, begin: int = 0) -> int:
-        path = self._path(key)
-        with self._told("get", key):
-            try:
-                file = path.open("rb", buffering=0)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                raise NotFound(f"get {self.url}/{key}: there is no such object") from error
-            with file:
-                file.seek(begin)
-                done = 0
-                while done < len(into) and (count := file.readinto(into[done:])):
-                    done += count
-                return done
+        with self._told("get", key), self._open(key) as file:
+            file.seek(begin)
+            return _fill(file, into)
+
+    def _open(self, key: str) -> FileIO:
+        try:
+            return self._path(key).open("rb", buffering=0)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise NotFound(f"get {self.url}/{key}: there is no such object") from error
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         with self._told("list", prefix):
@@ -255,3 +244,11 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _fill(file: FileIO, into: memoryview) -> int:
+    """Read until `into` is full or the file ends; how many bytes that were."""
+    done = 0
+    while done < len(into) and (count := file.readinto(into[done:])):
+        done += count
+    return done

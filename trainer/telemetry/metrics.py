@@ -13,11 +13,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, ParamSpec, get_args
 
 from trainer.telemetry.channel import MAX_DATAGRAM, Sender
 from trainer.telemetry.logs import get_logger
+from trainer.telemetry.process import stat_fields
 
 PREFIX = "ratchet_"
 
@@ -277,7 +277,7 @@ def _declared(name: str, kind: str) -> Metric:
 def _process_age() -> float:
     """Seconds since this process began; 0 where the kernel does not say."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(stat_fields("self")[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 import trainer
 from trainer.telemetry.metrics import BUCKETS, BY_NAME, METRICS, STALLS, Metric
+from trainer.telemetry.process import stat_fields
 
 Key = tuple[str, str, str]
 """(metric, rank or "", value of the closed label or "")."""
@@ -287,10 +288,8 @@ class PodMetrics(Collector):
 
 def process_alive(pid: int) -> bool:
     """Whether the process is there and not only its remains (a zombie)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        pass
+    if fields := stat_fields(pid):
+        return fields[0] not in "ZX"
     if Path("/proc/self").exists():
         return False
     try:
