@@ -96,8 +96,10 @@ class Finish(Protocol):
 def measure(loss: Loss, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int, Mapping[str, Any]]:
     """Call a user's `loss` or `evaluate` and see that it answers as agreed. Raises PluginError."""
     answer: Any = loss(model, batch)
-    if not isinstance(answer, tuple) or len(answer) != 3 or not hasattr(answer[0], "backward"):
-        what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+    shaped = isinstance(answer, tuple) and len(answer) == 3 and hasattr(answer[0], "numel")
+    if not shaped or answer[0].numel() != 1:
+        what = (f"losses of shape {list(answer[0].shape)}" if shaped else
+                f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}")
         name = f"{getattr(loss, '__module__', '')}:{getattr(loss, '__qualname__', type(loss).__name__)}"
         raise PluginError(f"{name} returned {what}: it must return (sum of the losses as a tensor, number of samples,"
                           " {name: sum of a further measure})")

@@ -74,7 +74,8 @@ class Gradient:
                 count += float(size) if counts else 0.0
                 if last and self._group is not None:
                     agreed = _agree(count, self._group)
-                self._scaler.scale(value * (scale if counts else 0.0)).backward()
+                scaled = self._scaler.scale(value)
+                scaled.backward(torch.full_like(scaled, scale if counts else 0.0))
             part = value.detach() if counts else torch.zeros_like(value.detach())
             total = part if total is None else total + part
         assert total is not None, "a step has at least one micro-batch"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import torch
@@ -49,19 +51,23 @@ class _Samples(torch.utils.data.Dataset[Any]):
     def __init__(self, dataset: Dataset | Stream, seed: int, *, skip: bool) -> None:
         self._dataset, self._seed, self._skip = dataset, seed, skip
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, number = key
-        if torch.utils.data.get_worker_info() is not None:
-            seed_all(self._seed, epoch, number)
-        try:
-            return self._dataset.at(epoch, number) if isinstance(self._dataset, Stream) else self._dataset[number]
-        except PluginError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            if self._skip:
-                return Failed(number, reason)
-            raise SampleError(f"sample {number}: {reason}") from error
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        """A batch at a time, as the loader prefers: on small samples its calls are most of the loading."""
+        dataset, seeded = self._dataset, torch.utils.data.get_worker_info() is not None
+        samples = []
+        for epoch, number in keys:
+            if seeded:
+                seed_all(self._seed, epoch, number)
+            try:
+                samples.append(dataset.at(epoch, number) if isinstance(dataset, Stream) else dataset[number])
+            except PluginError:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                if not self._skip:
+                    raise SampleError(f"sample {number}: {reason}") from error
+                samples.append(Failed(number, reason))
+        return samples
 
 
 class _Collate:
@@ -97,6 +103,8 @@ class Source:
         self._dataset, self._collate = dataset, collate
         self._workers, self._seed, self._rank, self._device = workers, seed, rank, device
         self._skip, self._failed = skip, failed
+        if workers:
+            Finalize(None, _end_loaders, exitpriority=1)  # before multiprocessing looks after its children
 
     def training(self, steps: Iterable[Step]) -> Iterator[Loaded]:
         """Yield the micro-batches of `steps`, in order, on the device."""
@@ -131,11 +139,21 @@ def _begin_worker(seed: int, rank: int, worker: int) -> None:
     """Give a loader process random numbers of its own, and leave signals to the rank.
 
     torchrun sends SIGTERM to the rank's whole process group: without loaders the rank could not
-    save. They end with their rank: torch's own watchdog sees to that.
+    save. They end with their rank: torch's own watchdog sees to that, and `_end_loaders`.
     """
     seed_all(seed, "loader", rank, worker)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _end_loaders() -> None:
+    """End what an exception has left of loaders when this process ends.
+
+    multiprocessing would send SIGTERM, which they ignore, and wait for them for ever.
+    """
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 def prefetch(batches: Iterable[Loaded], device: torch.device) -> Iterator[Loaded]:

@@ -45,7 +45,7 @@ class Update:
     def __call__(self) -> torch.Tensor:
         """Take the step. Returns the global gradient norm before clipping. Raises NotFiniteError."""
         self.scaler.unscale_(self._optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        norm = _norm([p.grad for p in self._parameters if p.grad is not None])
         if self._clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
         if self._by_kernel:
@@ -82,3 +82,10 @@ class Update:
         self._calls += 1
         if self._calls % _LOOK_EVERY == 0:
             self.skipped, self._row = skipped.item(), row.item()  # type: ignore[assignment]  # whole numbers
+
+
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The global 2-norm. Of one kind of tensors at half the cost of torch's own, which sorts them by kind first."""
+    if not gradients or any(g.device != gradients[0].device or g.dtype != gradients[0].dtype for g in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

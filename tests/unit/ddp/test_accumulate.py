@@ -52,7 +52,8 @@ def test_a_stand_in_adds_nothing_to_gradient_and_loss(alone: Peers) -> None:
 
 @pytest.mark.parametrize(("answer", "what"), [
     (lambda total: total, "a Tensor"), (lambda total: (total, 4), "a tuple of 2"),
-    (lambda total: (1.0, 4, {}), "a tuple of 3")])
+    (lambda total: (1.0, 4, {}), "a tuple of 3"),
+    (lambda total: (total.expand(2), 4, {}), r"losses of shape \[2\]")])
 def test_a_loss_that_returns_something_else_is_told_what_to_return(answer: Any, what: str, alone: Peers) -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     step = Sampler(length=4, global_batch_size=4).step(0)

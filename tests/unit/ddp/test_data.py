@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,6 +68,26 @@ def test_making_the_loader_draws_nothing_from_the_global_generator() -> None:
 def test_a_sample_that_fails_is_named(workers: int) -> None:
     with pytest.raises(SampleError, match="sample 5: OSError: the file is gone"):
         load(Noisy(12, broken=5), workers)
+
+
+def test_a_process_ends_though_an_error_has_kept_its_loaders() -> None:
+    script = """
+import torch
+from trainer.ddp.data import SampleError, Source
+from trainer.ddp.sampler import Sampler
+class Broken:
+    def __len__(self): return 8
+    def __getitem__(self, index): return 1 / (5 - index)
+steps = Sampler(length=8, global_batch_size=4).steps(0, 8)
+try:
+    list(Source(Broken(), workers=1, device=torch.device("cpu")).training(steps))
+except SampleError as error:
+    kept = error  # and with it the frames, the loader and its process
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "sample 5: ZeroDivisionError" in done.stdout
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 20])

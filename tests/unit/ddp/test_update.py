@@ -39,6 +39,14 @@ def test_it_is_the_step_of_the_optimizer_on_the_gradient_that_torch_clips(clip: 
     assert all(map(torch.equal, weights(model), weights(expected)))
 
 
+def test_the_norm_is_that_of_all_gradients_also_of_several_kinds() -> None:
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 2), torch.nn.Linear(3, 2, dtype=torch.float64)])
+    for index, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, float(index))
+    expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert torch.equal(Update(model, torch.optim.SGD(model.parameters(), lr=0.1))(), expected)
+
+
 def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments_and_is_counted() -> None:
     model, optimizer, update = new(clip=1.0, limit=2)
     backward(model)
