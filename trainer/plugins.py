@@ -103,7 +103,7 @@ def measure(loss: Loss, model: torch.nn.Module, batch: Any) -> tuple[torch.Tenso
         name = f"{getattr(loss, '__module__', '')}:{getattr(loss, '__qualname__', type(loss).__name__)}"
         raise PluginError(f"{name} returned {what}: it must return (sum of the losses as a tensor, number of samples,"
                           " {name: sum of a further measure})")
-    return answer
+    return answer  # type: ignore[no-any-return]  # just looked at
 
 
 class PluginError(ConfigError):

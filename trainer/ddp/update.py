@@ -88,4 +88,5 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The global 2-norm. Of one kind of tensors at half the cost of torch's own, which sorts them by kind first."""
     if not gradients or any(g.device != gradients[0].device or g.dtype != gradients[0].dtype for g in gradients):
         return torch.nn.utils.get_total_norm(gradients)
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norms = torch.stack(torch._foreach_norm(gradients))
+    return torch.linalg.vector_norm(norms)  # type: ignore[no-any-return]
