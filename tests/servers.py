@@ -236,6 +236,8 @@ class FaultProxy:
     def __init__(self, upstream: str = "") -> None:
         self.requests: list[Seen] = []
         self.connections = 0
+        self.clock_ahead = 0.0
+        """Seconds by which the server's clock seems to be ahead."""
         self._upstream = urlsplit(upstream).netloc
         self._faults: list[_Fault] = []
         self._lock = threading.Lock()
@@ -395,7 +397,9 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
             body = answer.read()
             self.send_response_only(answer.status, answer.reason)
             for name, value in answer.getheaders():
-                if name.lower() not in {"transfer-encoding", "connection", "content-length"}:
+                if name.lower() == "date":
+                    self.send_header(name, self.date_time_string(time.time() + self.server.proxy.clock_ahead))
+                elif name.lower() not in {"transfer-encoding", "connection", "content-length"}:
                     self.send_header(name, value)
             length = answer.headers.get("Content-Length") if self.command == "HEAD" else str(len(body))
             self.send_header("Content-Length", length or "0")

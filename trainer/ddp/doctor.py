@@ -18,6 +18,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Literal
 
 from trainer.config import Config
 from trainer.launch.plan import make_plan
+from trainer.launch.premises import concerns, shared_memory_bytes
 from trainer.launch.resources import find_resources
 from trainer.store import StoreError, open_store
 from trainer.telemetry.channel import private_folder
@@ -33,8 +35,6 @@ PACKAGES = ("torch", "numpy", "boto3", "kubernetes", "prometheus-client", "rich"
 RANKS = 2
 _PROBE_BYTES = 8 << 20
 _LONGEST_TAIL = 600
-_SMALL_SHM = 256 << 20
-"""Docker's own default is 64 MiB, in which two loader processes with images run out."""
 
 Verdict = Literal["ok", "note", "failed"]
 
@@ -79,7 +79,7 @@ def examine(config: Config) -> Iterator[Check]:
     yield _try("home", lambda: _writable(Path.home()))
     yield _try("private", _private)
     yield _try("resources", lambda: ", ".join(find_resources().found))
-    yield _try("/dev/shm", _shared_memory)  # noqa: S108 - the name of the check
+    yield _try("premises", lambda: _premises(config))
 
 
 def _try(name: str, check: Callable[[], str]) -> Check:
@@ -166,15 +166,16 @@ def _private() -> str:
         return f"a new folder in {folder.parent} for sockets and reports"
 
 
-def _shared_memory() -> str:
-    folder = Path("/dev/shm")  # noqa: S108 - looked at, not written to
-    if not folder.is_dir():
-        raise Note("there is none: loader processes (data.workers) may not work")
-    size = shutil.disk_usage(folder).total
-    if size < _SMALL_SHM:
-        raise Note(f"{size >> 20} MiB: too small for many loader processes (data.workers);"
-                   " mount a larger one (Docker: --shm-size, Kubernetes: emptyDir with medium Memory)")
-    return f"{size >> 20} MiB"
+def _premises(config: Config) -> str:
+    """What a run warns of before its ranks start; with a loader process, whatever the settings say."""
+    plan, store = make_plan(config, find_resources()), open_store(config.store)
+    with suppress(StoreError):  # a check of its own tells that
+        store.probe()
+    if told := list(concerns(ranks=plan.nproc, loaders=config.data.workers or 1, clock_ahead=store.clock_ahead)):
+        raise Note("; ".join(told))
+    shm = shared_memory_bytes()
+    clock = "" if store.clock_ahead is None else f", clock {store.clock_ahead:+.0f} s from the store's"
+    return f"{(shm or 0) >> 20} MiB of shared memory, memory for {plan.nproc} ranks{clock}"
 
 
 def _free(folder: Path) -> str:

@@ -26,6 +26,7 @@ from trainer.launch.exits import Exit
 from trainer.launch.keeper import Keeper
 from trainer.launch.outcome import Outcome, decide
 from trainer.launch.plan import STOP_MARGIN_SECONDS, LaunchPlan
+from trainer.launch.premises import concerns
 from trainer.launch.present import plan_as_text
 from trainer.launch.server import Server
 from trainer.launch.signals import Aside, Signals
@@ -136,6 +137,9 @@ class _Supervisor:
             return Outcome(Exit.STORE_UNAVAILABLE, str(error))
         if self.done is not None:
             return Outcome(Exit.DONE, "the run was complete already")
+        for concern in concerns(ranks=self.early.plan.nproc, loaders=self.config.data.workers,
+                                clock_ahead=self.store.clock_ahead):
+            get_logger().warning(concern)
         host = host_to_wait_for(self.early.plan)
         if host is not None:
             missing = wait_for_host(*host, self.config.launch.rendezvous_timeout_seconds,

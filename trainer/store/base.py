@@ -52,6 +52,12 @@ class ObjectStore(Protocol):
         moment may both succeed.
         """
 
+    @property
+    def clock_ahead(self) -> float | None:
+        """Seconds by which this machine's clock is ahead of the store's, as of its newest answer; None:
+        the store has told no time.
+        """
+
     def put(self, key: str, data: Buffer, *, crc32: int | None = None, if_absent: bool = False) -> None:
         """Write an object whole.
 

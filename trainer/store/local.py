@@ -75,6 +75,10 @@ class LocalStore:
     def conditional_puts(self) -> bool:
         return self._conditional_puts
 
+    @property
+    def clock_ahead(self) -> None:
+        return None
+
     def put(self, key: str, data: Buffer, *, crc32: int | None = None, if_absent: bool = False) -> None:
         path = self._path(key)
         if crc32 is not None and zlib.crc32(data) != crc32:

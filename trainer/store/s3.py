@@ -5,6 +5,7 @@ pick another engine by machine type and copies every part; objects here are smal
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import errno
 import io
@@ -14,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -118,6 +120,10 @@ class S3Store:
     def conditional_puts(self) -> bool:
         return self._conditional_puts
 
+    @property
+    def clock_ahead(self) -> float | None:
+        return self._server.clock_ahead
+
     def put(self, key: str, data: Buffer, *, crc32: int | None = None, if_absent: bool = False) -> None:
         view = memoryview(data).cast("B")
         crc32 = zlib.crc32(view) if crc32 is None else crc32
@@ -204,6 +210,8 @@ class _Server:
     region: str
     path_style: bool
     session: Any = field(default_factory=boto3.session.Session)
+    clock_ahead: float | None = None
+    """Seconds by which this machine's clock is ahead of the server's, by the date of its newest answer."""
 
     def connect(self, patience: Patience) -> Any:
         client = self._client(patience, self._style if self.endpoint else "auto")
@@ -239,7 +247,13 @@ class _Server:
             ),
         )
         client.meta.events.register_last("before-parse.s3.ListObjectsV2", _only_listings)
+        client.meta.events.register_last("before-parse.s3", self._take_the_time)
         return client
+
+    def _take_the_time(self, response_dict: Mapping[str, Any], **_: Any) -> None:
+        with contextlib.suppress(KeyError, ValueError, TypeError):  # no date, or none that is one
+            told = parsedate_to_datetime(response_dict["headers"]["date"])
+            self.clock_ahead = time.time() - told.timestamp()
 
 
 class _Body:

@@ -419,3 +419,12 @@ class TestUnavailable:
 def test_a_missing_object_is_not_confused_with_a_missing_server(store: S3Store) -> None:
     with pytest.raises(NotFound, match=rf"^get {store.url}/none at {store.endpoint}: there is no such object$"):
         store.get("none")
+
+
+@pytest.mark.parametrize("ahead", [-600.0, 0.0, 600.0])
+def test_the_servers_clock_is_read_from_its_answers(ahead: float, store: S3Store, proxy: FaultProxy) -> None:
+    assert store.clock_ahead is None, "nothing was asked yet"
+    proxy.clock_ahead = ahead
+    store.probe()
+    assert store.clock_ahead is not None
+    assert abs(store.clock_ahead + ahead) < 60

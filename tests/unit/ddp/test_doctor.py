@@ -15,6 +15,7 @@ import pytest
 from trainer.cli import main
 from trainer.ddp import doctor
 from trainer.ddp.doctor import Check, examine
+from trainer.launch import premises
 
 
 @pytest.fixture
@@ -105,9 +106,10 @@ def test_any_other_user_is_fine(tmp_path, instant, monkeypatch):
 
 
 @pytest.mark.parametrize(("size", "verdict"), [(64 << 20, "note"), (2 << 30, "ok")])
-def test_small_shared_memory_is_worth_a_note(monkeypatch, size, verdict):
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: (doctor.shutil._ntuple_diskusage(size, 0, size)))
-    check = doctor._try("/dev/shm", doctor._shared_memory)
+def test_what_a_run_would_warn_of_is_a_note(monkeypatch, tmp_path, size, verdict):
+    monkeypatch.setattr(premises, "shared_memory_bytes", lambda *_: size)
+    monkeypatch.setattr(doctor, "shared_memory_bytes", lambda *_: size)
+    check = doctor._try("premises", lambda: doctor._premises(some_config(tmp_path)))
     assert (check.verdict, f"{size >> 20} MiB" in check.detail) == (verdict, True)
 
 
@@ -118,7 +120,7 @@ def test_without_a_terminal_each_check_is_one_plain_line(capsys, tmp_path, insta
     *lines, verdict = out.splitlines()
     assert verdict == "verdict: a run can start here"
     assert [line.split()[1] for line in lines] == [
-        "imports", "workload", "collective", "store", "user", "temporary", "home", "private", "resources", "/dev/shm"]
+        "imports", "workload", "collective", "store", "user", "temporary", "home", "private", "resources", "premises"]
 
 
 def test_on_a_terminal_it_is_a_table(tmp_path, instant, monkeypatch):
