@@ -91,15 +91,16 @@ class Outside:
 
 
 def render(here: Namespace, settings: Mapping[str, Any] | None = None, *, replicas: int = 2,
-           min_replicas: int = 1, slow: bool = True) -> list[dict[str, Any]]:
+           min_replicas: int = 1, slow: bool = True, overlay: Path = OVERLAY) -> list[dict[str, Any]]:
     """The objects of the overlay, with a store prefix of the namespace's own and with other settings.
 
     Args:
         settings: `section.field` -> value, written into the ConfigMap's TOML file.
         min_replicas: 2: no pod begins alone while the other one is still on its way.
         slow: train with `slow_digits`, user code that comes from a ConfigMap, so that there is time to interrupt it.
+        overlay: which one.
     """
-    objects = [o for o in yaml.safe_load_all(command("kubectl", "kustomize", OVERLAY)) if o]
+    objects = [o for o in yaml.safe_load_all(command("kubectl", "kustomize", overlay)) if o]
     changes: dict[str, Any] = {"store.url": f"s3://ratchet/{here.name}", **(settings or {})}
     if slow:
         changes = {"workload.module": "slow_digits", "train.epochs": EPOCHS, "checkpoint.every_steps": SAVE_EVERY,

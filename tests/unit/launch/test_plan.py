@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from tests.environments import elastic_worker, static_replica
 from trainer.config.tree import Config, ConfigError, Launch, Run
 from trainer.launch.plan import make_plan
 from trainer.launch.present import plan_as_json, plan_as_text
@@ -11,13 +12,8 @@ from trainer.launch.resources import Resources
 CPUS = Resources(cpus=4, memory_bytes=None, gpus=0, found=("4 CPUs", "no memory limit", "no GPU"))
 GPUS = Resources(cpus=16, memory_bytes=None, gpus=8, found=("16 CPUs", "no memory limit", "8 GPUs"))
 
-ELASTIC = {"PET_NNODES": "1:3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-worker-0:23456",
-           "PET_NPROC_PER_NODE": "auto", "PET_MAX_RESTARTS": "7", "HOSTNAME": "job-worker-1"}
-"""As the v1 operator writes it for an elasticPolicy."""
-STATIC = {"PET_NNODES": "3", "PET_MASTER_ADDR": "job-master-0", "PET_MASTER_PORT": "23456", "PET_NODE_RANK": "2",
-          "PET_NPROC_PER_NODE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "6",
-          "RANK": "2"}
-"""As the v1 operator writes it for a Master and two Workers."""
+ELASTIC = {**elastic_worker("job"), "PET_MAX_RESTARTS": "7", "HOSTNAME": "job-worker-1"}
+STATIC = {**static_replica("job", rank=2, replicas=3), "PET_NPROC_PER_NODE": "2", "WORLD_SIZE": "6"}
 TRAINJOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1",
             "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500"}
 CONF = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=10,join_timeout=600"
