@@ -43,6 +43,8 @@ class Saves:
         self._settings, self._checkpointer, self._reporter = config.checkpoint, checkpointer, reporter
         self._metrics, self._url = metrics, url
         self._begun_at = time.monotonic()
+        self.problem = ""
+        """Why the newest save that has failed did; rank, key and what the store said."""
 
     def wanted(self) -> bool:
         """Whether the save interval is over, by this rank's clock."""
@@ -87,4 +89,5 @@ class Saves:
 
     def _tell(self, saved: Saved | None) -> None:
         if saved is not None:
+            self.problem = saved.problem or self.problem
             self._reporter.saved(saved, f"{self._url}/{saved.place.folder}")
