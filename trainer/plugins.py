@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trainer.config import Config, ConfigError
 
@@ -93,6 +93,51 @@ class Finish(Protocol):
         """Return what is to be logged of it, or None. Called once, by rank 0 alone, in evaluation mode at the end."""
 
 
+@dataclass(frozen=True)
+class Tracked:
+    """The run that a tracker is told of."""
+
+    config: Config
+    attempt: str
+    """Name of this start of the run; later starts have greater names."""
+    step: int
+    """Steps finished before. What an earlier start told of later ones was lost with the training and comes again."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured after a step."""
+
+    step: int
+    """Optimizer steps finished, counted over the whole run."""
+    kind: Literal["train", "validation"]
+    values: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """Takes down what a run measures; `track.to` names it. Lives in a thread of rank 0 that the training never waits
+    for, and may raise: that is told once, and the run goes on.
+    """
+
+    def begin(self, run: Tracked) -> None:
+        """The run begins, or goes on. Called once, before all others."""
+
+    def log(self, row: Row) -> None:
+        """Take a row; their steps do not fall."""
+
+    def flush(self) -> None:
+        """Write what is not written yet. Called every `track.flush_seconds`, and at the end."""
+
+    def finish(self, problem: str) -> None:
+        """The run ends here. Called once, also at SIGTERM and on errors; `problem` says why, empty when complete."""
+
+
+class BuildTracker(Protocol):
+    """Makes a tracker: what a user's import string in `track.to` names, a class or a function."""
+
+    def __call__(self, config: Config) -> Tracker: ...
+
+
 def measure(loss: Loss, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int, Mapping[str, Any]]:
     """Call a user's `loss` or `evaluate` and see that it answers as agreed. Raises PluginError."""
     answer: Any = loss(model, batch)
@@ -154,6 +199,18 @@ def load_plugins(config: Config) -> Plugins:
         evaluate=find("evaluate", required=False) or loss,
         finish=find("finish", required=False),
     )
+
+
+def load_tracker(text: str) -> BuildTracker:
+    """What an import string in `track.to` names.
+
+    Raises:
+        PluginError: naming the module searched and the reason.
+    """
+    module_name, _, path = text.partition(":")
+    key = f"track.to names {text!r}"
+    found: BuildTracker = _attribute(_import(module_name, key), path, key)
+    return found
 
 
 def _import(name: str, key: str) -> ModuleType:

@@ -8,6 +8,9 @@ from typing import Any
 
 from trainer.config.tree import Config, ConfigError
 
+TRACKERS = ("console", "jsonl", "tensorboard", "wandb")
+"""The trackers that come with Ratchet."""
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 _NOT_NEGATIVE = (
@@ -21,7 +24,8 @@ _NOT_NEGATIVE = (
 _AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "parallel.split_devices",
                  "store.connections", "launch.max_restarts_without_progress")
 _POSITIVE = ("schedule.step_epochs", "schedule.step_factor", "parallel.timeout_seconds", "parallel.bucket_mb",
-             "launch.stop_budget_seconds", "launch.rendezvous_timeout_seconds", "launch.start_seconds")
+             "launch.stop_budget_seconds", "launch.rendezvous_timeout_seconds", "launch.start_seconds",
+             "track.flush_seconds")
 _IMPORT_STRINGS = tuple(f"workload.{name}" for name in
                         ("build_model", "build_dataset", "loss", "collate", "build_optimizer", "evaluate",
                          "finish"))
@@ -56,6 +60,10 @@ def check(config: Config, sources: Mapping[str, str] | None = None) -> None:
     need(bool(_RUN_NAME.fullmatch(config.run.name)), "run.name",
          "use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
     need(-(2**63) <= config.run.seed < 2**63, "run.seed", "must fit into 64 bits")
+    for name in filter(None, map(str.strip, config.track.to.split(","))):
+        module, colon, attribute = name.partition(":")
+        need(name in TRACKERS or bool(colon and _is_dotted(module) and _is_dotted(attribute)), "track.to",
+             f"{name!r} is neither one of {', '.join(TRACKERS)} nor an import string, package.module:attribute")
     need(_is_dotted(config.workload.module), "workload.module", "must be a module name, package.module")
     for key in _IMPORT_STRINGS:
         module, colon, attribute = value(key).partition(":")

@@ -344,6 +344,18 @@ class Log:
 
 
 @dataclass(frozen=True)
+class Track:
+    """Where the course of training is taken down."""
+
+    to: str = "console"
+    """Trackers by commas: `console` (the log), `jsonl` (a history in the store), `tensorboard`, `wandb`, or import
+    strings `package.module:attribute`. Empty: none."""
+
+    flush_seconds: float = 15.0
+    """How often trackers write what they hold back."""
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole tree, as user code and every part of Ratchet receive it."""
 
@@ -360,6 +372,7 @@ class Config:
     launch: Launch = field(default_factory=Launch)
     metrics: Metrics = field(default_factory=Metrics)
     log: Log = field(default_factory=Log)
+    track: Track = field(default_factory=Track)
 
 
 SECTIONS: Mapping[str, type[Any]] = {

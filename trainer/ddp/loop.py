@@ -61,7 +61,6 @@ def train(t: Training) -> bool:
     every = t.config.checkpoint.every_steps
     batches = _timed(t.batches(t.sampler.steps(t.samples, t.end)), t.metrics)
     saved_at = t.step = t.sampler.number(t.samples)
-    rate, norm = 0.0, None
     t.model.train()
     if _evaluation_due(t) and not t.evaluate():  # it was stopped in that evaluation, and again
         return False
@@ -75,22 +74,27 @@ def train(t: Training) -> bool:
         t.note(step)
         t.metrics.step(step=t.step, epoch=step.epoch, samples=len(step.samples), seconds=time.monotonic() - began)
         beat = t.pulse.step(t.step, sums.loss, sums.count)
-        if beat:
-            t.log(beat, rate, norm)
-
-        stop = beat is not None and beat.stop
-        if not stop and _evaluation_due(t):
-            stop = not t.evaluate()  # before the save, which takes what it found with it
+        stop = _hear(t, beat, rate, norm)
         # A beat that wished to save before the last save was made is answered already.
         due = (beat is not None and beat.save and beat.step > saved_at) or _due(t.step, every)
+        evaluation = _evaluation_due(t)
+        if due or evaluation or stop or t.complete:  # what was measured up to here belongs to what is saved here
+            stop = _hear(t, t.pulse.finish(), rate, norm) or stop
+        if evaluation and not stop:
+            stop = not t.evaluate()  # before the save, which takes what it found with it
         due = due or t.best.best_step == t.step
         if (due or stop or t.complete) and t.save(stop or t.complete):
             saved_at = t.step
         if stop or t.complete:
             break
-    if beat := t.pulse.finish():
-        t.log(beat, rate, norm)
     return t.complete
+
+
+def _hear(t: Training, beat: Beat | None, rate: float, norm: torch.Tensor | None) -> bool:
+    """Take note of a beat, if there is one; returns whether the ranks agreed to stop."""
+    if beat:
+        t.log(beat, rate, norm)
+    return beat is not None and beat.stop
 
 
 def _evaluation_due(t: Training) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,18 +13,57 @@ from trainer.ddp.best import Best
 from trainer.ddp.data import Failed
 from trainer.ddp.pulse import Beat
 from trainer.ddp.sampler import Sampler
+from trainer.plugins import Row
 from trainer.telemetry.logs import get_logger
 from trainer.telemetry.metrics import RankMetrics
 
 
-class Reporter:
-    """Turns events of the training into log lines (rank 0 only) and metrics (every rank).
+class Window:
+    """The mean loss since the last row, weighted by samples; a part of the checkpoint, so a kill leaves no gap in it.
+
+    The steps between the last beat and a save (a quarter of a second at most) count, after a kill, with the mean of
+    those that come next.
 
     Args:
-        log_every: steps between two log lines.
+        cursor: samples that the whole job has consumed after so many steps.
     """
 
-    def __init__(self, metrics: RankMetrics, *, rank: int, log_every: int, sampler: Sampler) -> None:
+    def __init__(self, cursor: Callable[[int], int]) -> None:
+        self._cursor = cursor
+        self._step, self._sum, self._samples = 0, 0.0, 0
+
+    def add(self, step: int, loss: float) -> None:
+        """Take in the mean loss of the steps since the last call."""
+        samples = self._cursor(step) - self._cursor(self._step)
+        self._step, self._sum, self._samples = step, self._sum + loss * samples, self._samples + samples
+
+    def take(self) -> float:
+        """The mean, and begin anew."""
+        mean = self._sum / self._samples if self._samples else float("nan")
+        self._sum, self._samples = 0.0, 0
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step, sum and samples; a sum that is not finite stays so as text."""
+        return {"step": self._step, "sum": repr(self._sum), "samples": self._samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._step, self._sum, self._samples = state["step"], float(state["sum"]), state["samples"]
+
+
+class Reporter:
+    """Turns events of the training into rows for the trackers, log lines (rank 0 only) and metrics (every rank).
+
+    Args:
+        log_every: steps between two rows.
+        track: takes the rows.
+    """
+
+    def __init__(self, metrics: RankMetrics, *, rank: int, log_every: int, sampler: Sampler,
+                 track: Callable[[Row], None]) -> None:
+        self._track = track
+        self.window = Window(sampler.cursor)
         self._metrics, self._rank, self._log_every, self._sampler = metrics, rank, log_every, sampler
         self._log = get_logger()
         self._clock, self._samples = time.monotonic(), 0
@@ -45,18 +85,22 @@ class Reporter:
 
     def beat(self, samples: int, beat: Beat, rate: float, norm: torch.Tensor | None) -> None:
         """A beat came in, when the whole job has consumed `samples` samples."""
+        self.window.add(beat.step, beat.loss)
+        due = beat.step % self._log_every == 0
+        loss = self.window.take() if due else beat.loss
         if self._rank != 0:
             return
         self._metrics.set("loss", beat.loss)
         self._metrics.set("learning_rate", rate)
         if norm is not None:
             self._metrics.set("grad_norm", float(norm))
-        if beat.step % self._log_every == 0:
+        if due:
             now = time.monotonic()
             speed = (samples - self._samples) / max(now - self._clock, 1e-9)
             self._clock, self._samples = now, samples
-            self._log.info("step", step=beat.step, epoch=(samples - 1) // self._sampler.samples_per_epoch,
-                           loss=round(beat.loss, 6), learning_rate=rate, samples_per_second=round(speed, 1))
+            self._track(Row(beat.step, "train", {"epoch": (beat.step - 1) // self._sampler.steps_per_epoch,
+                                                 "loss": loss, "learning_rate": rate,
+                                                 "samples_per_second": round(speed, 1)}))
 
     def early(self, step: int, action: str) -> None:
         """A save was due while the one before it was still on its way."""
@@ -104,7 +148,7 @@ class Reporter:
         """The validation split was measured after `step` steps."""
         if self._rank == 0 and means:
             self._metrics.info(evaluation=dict(means))
-            self._log.info("evaluation", step=step, **{name: round(value, 6) for name, value in means.items()})
+            self._track(Row(step, "validation", dict(means)))
 
     def stops_early(self, step: int, best: Best) -> None:
         """The patience is at its end."""

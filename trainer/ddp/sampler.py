@@ -157,9 +157,13 @@ class Sampler:
     def end(self, *, epochs: int, max_steps: int = 0) -> int:
         """The cursor at which a run of `epochs` epochs, or of `max_steps` steps if that is less, is complete."""
         if max_steps and max_steps < epochs * self.steps_per_epoch:
-            full, rest = divmod(max_steps, self.steps_per_epoch)
-            return full * self.samples_per_epoch + min(rest * self.global_batch_size, self.samples_per_epoch)
+            return self.cursor(max_steps)
         return epochs * self.samples_per_epoch
+
+    def cursor(self, steps: int) -> int:
+        """Samples consumed when so many steps are taken."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        return epochs * self.samples_per_epoch + min(rest * self.global_batch_size, self.samples_per_epoch)
 
     def number(self, cursor: int) -> int:
         """Steps taken when `cursor` samples are consumed."""

@@ -42,13 +42,18 @@ from trainer.ddp.update import Update
 from trainer.ddp.wrap import devices_each, pick_device, set_deterministic, settle_buckets, wrap
 from trainer.launch.exits import Exit
 from trainer.launch.parent import die_with_parent
-from trainer.plugins import load_plugins
+from trainer.plugins import Tracked, load_plugins
 from trainer.store import StoreUnavailable, open_store
 from trainer.telemetry import logs
 from trainer.telemetry.channel import Sender
 from trainer.telemetry.metrics import RankMetrics
+from trainer.trackers.feed import Feed
+from trainer.trackers.find import find_trackers
+from trainer.trackers.history import History
 
 _STORE_SECONDS = 900.0
+_FEED_SECONDS = 5.0
+"""Trackers get so long to end: a part of the grace period, and of what a restart takes."""
 
 
 class Worker:
@@ -64,9 +69,21 @@ class Worker:
         self.device = pick_device(rank.local_rank, config.parallel.backend, devices_each(config))
         set_deterministic(config.train.deterministic, self.device)
         self.stop = StopRequest()
+        self.trackers = find_trackers(config)
+        self.feed = Feed(self.trackers if rank.rank == 0 else {}, flush_seconds=config.track.flush_seconds,
+                         dropped=partial(self.metrics.add, "tracker_rows_dropped_total"))
         self.training: Training | None = None
 
     def run(self) -> Ending:
+        try:
+            ending = self._run()
+        except BaseException as error:
+            self.feed.finish(f"{type(error).__name__}: {error}", _FEED_SECONDS)
+            raise
+        self.feed.finish(ending.message, _FEED_SECONDS)
+        return ending
+
+    def _run(self) -> Ending:
         with process_group(self.rank, self.device, self.config.parallel.timeout_seconds):
             self._build()
             training = self._restore()
@@ -88,7 +105,7 @@ class Worker:
         self.optimizer = build.build_optimizer(self.plugins, self.model.module, config)
         self.extras = build.build_extras(self.model.module, config, self.device)
         self.reporter = Reporter(self.metrics, rank=rank.rank, log_every=config.train.log_every_steps,
-                                 sampler=self.sampler)
+                                 sampler=self.sampler, track=self.feed.log)
         source = partial(Source, collate=self.plugins.collate, workers=config.data.workers, seed=config.run.seed,
                          rank=rank.rank, device=self.device, skip=config.data.failing_samples == "skip",
                          failed=self.reporter.failed)
@@ -106,7 +123,9 @@ class Worker:
         self.store = open_store(config.store)
         identity = build.identity(config, len(self.train_split))
         self.best = Best(config.best)
-        state = FullState(self.model.module, self.optimizer, {**self.extras, "best": self.best})
+        history = {name: tracker for name, tracker in self.trackers.items() if isinstance(tracker, History)}
+        state = FullState(self.model.module, self.optimizer, {
+            **self.extras, "best": self.best, "window": self.reporter.window, **history})
         link = link_to_uploader(config, self.rank, self.peers)
         start = restore.begin(self.store, link, config.run.name, self.peers, state, identity)
         self.checkpointer = Checkpointer(
@@ -135,6 +154,7 @@ class Worker:
         training.step = start.step
         self.reporter.begin(start.step, start.samples, training.end,
                             f"{self.store.url}/{start.parent}" if start.parent else "")
+        self.feed.begin(Tracked(config, start.attempt, start.step))
         start.set_random(config.run.seed, self.rank.rank)
         return training
 

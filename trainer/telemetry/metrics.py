@@ -77,6 +77,7 @@ METRICS = (
     Metric("lengths_total", "counter", "Lengths of the samples trained on, where the dataset tells them.", ("rank",)),
     Metric("padding_total", "counter", "What padding to the longest of each micro-batch adds to the lengths.",
            ("rank",)),
+    Metric("tracker_rows_dropped_total", "counter", "Rows that a tracker was too slow to take; counted by rank 0."),
     Metric("checkpoint_attempts_total", "counter", "Saves tried; counted by rank 0."),
     Metric("checkpoint_failures_total", "counter", "Saves that were not committed; counted by rank 0.",
            ("reason",), REASONS),

@@ -31,6 +31,7 @@ NARROW: dict[str, st.SearchStrategy[Any]] = {
     "schedule.warmup_epochs": st.just(0.0),  # one of the three at most
     "schedule.warmup_samples": st.just(0),
     "best.metric": st.just("loss"),  # patience needs it
+    "track.to": st.lists(st.sampled_from(["console", "jsonl", "a.b:c"]), max_size=3).map(",".join),
     "metrics.port": st.integers(0, 65535),
     "launch.nproc_per_node": st.sampled_from(["auto", "cpu", "gpu", "1", "16"]),
     "store.url": TEXT.map(lambda text: f"s3://bucket/{text}"),

@@ -36,7 +36,8 @@ class ScriptedPulse:
         return beat
 
     def finish(self) -> Beat | None:
-        return self._pending
+        beat, self._pending = self._pending, None
+        return beat
 
 
 class Run:
