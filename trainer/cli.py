@@ -131,6 +131,22 @@ def _checkpoints(words: list[str]) -> int:
     return tools(words, _load)
 
 
+def _history(words: list[str]) -> int:
+    import json
+
+    from trainer.store import open_store
+    from trainer.trackers.history import read_history
+
+    config = _load(words).config
+    rows = read_history(open_store(config.store), config.run.name)
+    if not rows:
+        raise ConfigError(f"run {config.run.name!r} has no history at {config.store.url}:"
+                          " it is written with jsonl among track.to")
+    for row in rows:
+        print(json.dumps(row))
+    return 0
+
+
 def _load(words: Sequence[str]) -> Resolved:
     positional, overrides = split_arguments(words)
     if len(positional) > 1:
@@ -215,6 +231,16 @@ examples:
   ratchet checkpoints ls digits
   ratchet checkpoints verify my.toml --step 1200
   ratchet checkpoints prune my.toml --keep-last 3 --keep-every 1000 --yes"""),
+    "history": Command(_history, "print what a run has measured, as JSON lines", f"""\
+usage: ratchet history [CONFIG] [--section.field VALUE ...]
+
+Print the losses and measures of a run in the order of its steps, one JSON object a line: each step
+once, however often the run was killed. Needs `jsonl` among `track.to`.
+
+{_ARGUMENTS}
+
+examples:
+  ratchet run digits --track.to console,jsonl && ratchet history digits"""),
     "audit": Command(_audit, "prove from the store that no sample was lost or seen twice", f"""\
 usage: ratchet audit [--json] [CONFIG] [--section.field VALUE ...]
 

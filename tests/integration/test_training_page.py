@@ -11,7 +11,9 @@ import pytest
 from tests.integration.jobs import ROOT
 from tests.integration.ranks import Ranks
 from trainer.config.load import split_arguments
-from trainer.config.tree import KEYS
+from trainer.config.tree import KEYS, Store
+from trainer.store import open_store
+from trainer.trackers.history import read_history
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -20,7 +22,7 @@ COMMANDS = re.findall(r"```console\nratchet run (.*)\n```\n(.*)", PAGE)
 
 
 def test_every_command_runs_and_the_log_has_what_stands_below_it(ranks: Ranks, tmp_path: Path) -> None:
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
     for words, below in COMMANDS:
         positional, overrides = split_arguments(shlex.split(words))
         settings = dict(overrides)
@@ -35,6 +37,10 @@ def test_every_command_runs_and_the_log_has_what_stands_below_it(ranks: Ranks, t
         match settings["run.name"]:
             case "ragged":
                 assert float(ended.events("step")[0]["loss"]) == pytest.approx(4.56, abs=0.1)
+            case "tracked":
+                found = read_history(open_store(Store(url=folder)), "tracked")
+                assert [(row["step"], row["kind"]) for row in found] == [
+                    *((step, "train") for step in (1, 2, 3, 4)), (4, "validation")]
             case "best":
                 assert [line["step"] for line in ended.events("evaluation")] == [2, 4, 6]
             case "batch" if stated["ranks"] == 2:
@@ -42,6 +48,6 @@ def test_every_command_runs_and_the_log_has_what_stands_below_it(ranks: Ranks, t
 
 
 def test_the_settings_that_the_page_names_exist() -> None:
-    named = set(re.findall(r"`((?:train|optimizer|schedule|data|parallel|best)\.\w+)", PAGE))
+    named = set(re.findall(r"`((?:train|optimizer|schedule|data|parallel|best|track)\.\w+)", PAGE))
     assert len(named) > 15
     assert named <= set(KEYS)

@@ -107,7 +107,7 @@ def test_a_long_history_is_cut_into_objects(tmp_path: Any, monkeypatch: pytest.M
 def test_an_object_that_is_no_history_is_named(tmp_path: Any) -> None:
     store = module.open_store(StoreSettings(url=f"file://{tmp_path}/store"))
     store.put("r/history/000001-abcdef12-00000.jsonl", b"hello")
-    with pytest.raises(StoreError, match="r/history/000001-abcdef12-00000.jsonl is no history"):
+    with pytest.raises(StoreError, match=r"r/history/000001-abcdef12-00000\.jsonl is no history"):
         read_history(store, "r")
 
 
