@@ -3,6 +3,7 @@ was not."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from tests.integration.jobs import Job, contents
 from tests.integration.ranks import Ranks, newest_of, store_of
 from trainer.checkpoint.survey import read_manifest, survey
+from trainer.cli import main
 from trainer.launch.exits import Exit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -46,7 +48,7 @@ def _folder(ranks: Ranks, name: str) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_trains_and_a_kill_changes_no_bit(kind: str, ranks: Ranks) -> None:
+def test_it_trains_and_a_kill_changes_no_bit(kind: str, ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     world_size = KINDS[kind][0]
     straight, broken = new_job(ranks, "straight", kind), new_job(ranks, "broken", kind)
     ended = ranks.run(straight, world_size)
@@ -65,6 +67,9 @@ def test_it_trains_and_a_kill_changes_no_bit(kind: str, ranks: Ranks) -> None:
     for one in extras:  # sums of losses depend on when the ranks told each other, in the last digits
         assert float(one["window"].pop("sum")) < 1e6
     assert extras[0] == extras[1]
+    capsys.readouterr()
+    assert main(["checkpoints", "show", "--json", "--run.name", broken.name, "--store.url", broken.url]) == 0
+    assert {tensor["name"] for tensor in json.loads(capsys.readouterr().out)} == set(expected)
     assert ("scaler" in extras[0]) == ("fp16" in kind)
     assert any(name.startswith("state.average.") for name in expected) == ("average" in kind)
 

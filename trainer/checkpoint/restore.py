@@ -195,7 +195,9 @@ def _verify(item: Object, data: memoryview) -> Exception | None:
 def _place(entries: Sequence[Entry], tensors: Mapping[str, torch.Tensor], item: Object, chunk: torch.Tensor) -> None:
     begin = item.begin
     for entry, first, last in overlaps(entries, begin, begin + len(chunk)):
-        tensor = tensors[entry.name]
+        tensor = tensors.get(entry.name)
+        if tensor is None:  # the state keeps no such part any more (`TrainState.differences` lets it pass)
+            continue
         raw = raw_bytes(tensor)
         start = entry.offset + first - begin
         raw[first:last].copy_(chunk[start : start + last - first])

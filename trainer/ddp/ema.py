@@ -26,6 +26,11 @@ class Average:
         self._averages = {name: p.detach().clone() for name, p in self._weights.items()}
         self._keep = decay
 
+    def begin(self) -> None:
+        """Begin from the weights as they are now."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._averages.values()), [p.detach() for p in self._weights.values()])
+
     def follow(self) -> None:
         """Take in the weights as they are now."""
         with torch.no_grad():

@@ -58,11 +58,12 @@ class Reporter:
     Args:
         log_every: steps between two rows.
         track: takes the rows.
+        exposed: seconds of the exchange that the backward pass does not hide; asked for each row.
     """
 
     def __init__(self, metrics: RankMetrics, *, rank: int, log_every: int, sampler: Sampler,
-                 track: Callable[[Row], None]) -> None:
-        self._track = track
+                 track: Callable[[Row], None], exposed: Callable[[], float | None] = lambda: None) -> None:
+        self._track, self._exposed = track, exposed
         self.window = Window(sampler.cursor)
         self._metrics, self._rank, self._log_every, self._sampler = metrics, rank, log_every, sampler
         self._log = get_logger()
@@ -83,11 +84,21 @@ class Reporter:
                            epoch=samples // self._sampler.samples_per_epoch,
                            **({"checkpoint": restored} if restored else {}))
 
+    def restored(self, missing: Sequence[str], left_out: Sequence[str]) -> None:
+        """What of the state the checkpoint lacks, and what of it is not kept any more."""
+        if self._rank == 0 and missing:
+            self._log.warning("not in the checkpoint, begins from the weights as they are", state=list(missing))
+        if self._rank == 0 and left_out:
+            self._log.warning("in the checkpoint and not kept any more by these settings", state=list(left_out))
+
     def beat(self, samples: int, beat: Beat, rate: float, norm: torch.Tensor | None) -> None:
         """A beat came in, when the whole job has consumed `samples` samples."""
         self.window.add(beat.step, beat.loss)
         due = beat.step % self._log_every == 0
         loss = self.window.take() if due else beat.loss
+        waited = self._exposed() if due else None
+        if waited is not None:
+            self._metrics.set("exchange_wait_seconds", waited)
         if self._rank != 0:
             return
         self._metrics.set("loss", beat.loss)
@@ -100,7 +111,8 @@ class Reporter:
             self._clock, self._samples = now, samples
             self._track(Row(beat.step, "train", {"epoch": (beat.step - 1) // self._sampler.steps_per_epoch,
                                                  "loss": loss, "learning_rate": rate,
-                                                 "samples_per_second": round(speed, 1)}))
+                                                 "samples_per_second": round(speed, 1),
+                                                 **({} if waited is None else {"exchange_wait_seconds": waited})}))
 
     def early(self, step: int, action: str) -> None:
         """A save was due while the one before it was still on its way."""

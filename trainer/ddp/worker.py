@@ -33,6 +33,7 @@ from trainer.ddp.extras import FullState
 from trainer.ddp.heart import Heart
 from trainer.ddp.lean import leave_compiler_alone
 from trainer.ddp.loop import Training, train
+from trainer.ddp.overlap import exposed_seconds
 from trainer.ddp.process import Rank, StopRequest, process_group
 from trainer.ddp.pulse import Beat, Pulse
 from trainer.ddp.report import Reporter
@@ -105,7 +106,8 @@ class Worker:
         self.optimizer = build.build_optimizer(self.plugins, self.model.module, config)
         self.extras = build.build_extras(self.model.module, config, self.device)
         self.reporter = Reporter(self.metrics, rank=rank.rank, log_every=config.train.log_every_steps,
-                                 sampler=self.sampler, track=self.feed.log)
+                                 sampler=self.sampler, track=self.feed.log,
+                                 exposed=partial(exposed_seconds, self.model))
         source = partial(Source, collate=self.plugins.collate, workers=config.data.workers, seed=config.run.seed,
                          rank=rank.rank, device=self.device, skip=config.data.failing_samples == "skip",
                          failed=self.reporter.failed)
@@ -128,6 +130,9 @@ class Worker:
             **self.extras, "best": self.best, "window": self.reporter.window, **history})
         link = link_to_uploader(config, self.rank, self.peers)
         start = restore.begin(self.store, link, config.run.name, self.peers, state, identity)
+        if "average" in state.missing:
+            self.extras["average"].begin()
+        self.reporter.restored(state.missing, state.left_out)
         self.checkpointer = Checkpointer(
             store=self.store, link=link, peers=self.peers, state=state, run=config.run.name, attempt=start.attempt,
             parent=start.parent, identity=identity, config=asdict(config),

@@ -72,6 +72,8 @@ METRICS = (
     Metric("loss", "gauge", "Training loss, mean over the global batches since the last beat (a quarter of a second)."),
     Metric("learning_rate", "gauge", "Learning rate of the last step."),
     Metric("grad_norm", "gauge", "Global gradient norm before clipping, at the last beat."),
+    Metric("exchange_wait_seconds", "gauge", "From the end of the backward pass to the end of the last all-reduce, in "
+           "the newest step that was timed (one in a hundred).", ("rank",)),
     Metric("steps_skipped_total", "counter", "Steps left out, their gradient not being finite; counted by rank 0."),
     Metric("samples_failed_total", "counter", "Samples that could not be loaded and were left out.", ("rank",)),
     Metric("lengths_total", "counter", "Lengths of the samples trained on, where the dataset tells them.", ("rank",)),
