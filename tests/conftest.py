@@ -19,6 +19,16 @@ hypothesis.settings.register_profile("ratchet", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ratchet")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more GPUs than there are."""
+    if marker := item.get_closest_marker("gpu"):
+        import torch  # only who asks for a GPU pays for it
+
+        wanted, there = marker.args[0] if marker.args else 1, torch.cuda.device_count()
+        if there < wanted:
+            pytest.skip(f"needs {wanted} GPU{'s' if wanted > 1 else ''}, and torch sees {there or 'none'}")
+
+
 @pytest.fixture(scope="session")
 def seaweed() -> Iterator[SeaweedFS]:
     """One real S3 server for the session (one for each xdist worker), started by the first test that asks."""

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16 average": (2, {"train.precision": "bf16", "train.ema_decay": 0.9}),
     "fast": (2, {"train.channels_last": True, "train.recompute": "0,3", "train.tf32": True, "optimizer.fused": True,
                  "parallel.gradient_as_bucket_view": False, "parallel.bucket_mb": 0.001}),
+    "compiled": (2, {"train.compile": "static", "train.max_steps": 50}),
     "static graph": (2, {"parallel.static_graph": True}),
     "fp16 average": (1, {"train.precision": "fp16", "train.ema_decay": 0.9}),
 }

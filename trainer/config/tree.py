@@ -96,6 +96,10 @@ class Train:
     channels_last: bool = False
     """Keep images and convolutions with the channels last in memory."""
 
+    compile: Literal["off", "static", "dynamic"] = "off"
+    """torch.compile the model: `static` makes kernels for every shape of batch it meets, `dynamic` one set for all
+    (ragged data). Needs a C++ compiler, or Triton and a C compiler on GPUs."""
+
     recompute: str = ""
     """Names of layers, by commas, whose activations are computed again in the backward pass: less memory."""
 

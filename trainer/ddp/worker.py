@@ -55,6 +55,8 @@ from trainer.trackers.history import History
 _STORE_SECONDS = 900.0
 _FEED_SECONDS = 5.0
 """Trackers get so long to end: a part of the grace period, and of what a restart takes."""
+_LAST_FEED_SECONDS = 60.0
+"""And so long when the run is complete and nobody waits."""
 
 
 class Worker:
@@ -81,7 +83,7 @@ class Worker:
         except BaseException as error:
             self.feed.finish(f"{type(error).__name__}: {error}", _FEED_SECONDS)
             raise
-        self.feed.finish(ending.message, _FEED_SECONDS)
+        self.feed.finish(ending.message, _FEED_SECONDS if ending.message else _LAST_FEED_SECONDS)
         return ending
 
     def _run(self) -> Ending:
@@ -150,7 +152,7 @@ class Worker:
             save=lambda wait: self.saves.save(training.step, training.samples, wait=wait),
             evaluate=self._evaluate, best=self.best, log=self._beat, note=self._note, samples=start.samples,
             end=start.samples if self.best.over else end)
-        if self.rank.world_size > 2 and not training.complete:
+        if (self.rank.world_size > 2 or config.train.compile != "off") and not training.complete:
             step = self.sampler.step(start.samples)
             settle_buckets(self.model, lambda: self.gradient(self.train_source.training([step]), step))
         if self.rank.rank == 0:

@@ -120,7 +120,7 @@ def settle_buckets(model: Wrapped, backward: Callable[[], Any]) -> None:
     DistributedDataParallel orders its buckets anew after the first backward. With three ranks or
     more, where a value lies in its bucket decides in which order the ranks' parts are summed, so
     without this the first step after a resume could round otherwise than the same step in a run
-    that was never interrupted.
+    that was never interrupted. A model that is to be compiled is so here, where no step is waited for.
     """
     kept = [(buffer, buffer.clone()) for buffer in model.module.buffers()]
     backward()

@@ -1,8 +1,8 @@
 """The history of a run as JSON lines in the store, exact over restarts.
 
-    <run>/history/<attempt>-00000.jsonl      {"from": 120}, then one row a line
+    <run>/history/000003-<attempt>-00000.jsonl      {"from": 120}, then one row a line
 
-Every start of the run writes objects of its own, so nobody appends to or cuts what another has
+Every start of the run writes objects of its own, numbered in turn, so nobody appends to or cuts what another has
 written; who reads puts them together: of each start the rows up to the step that the next one
 began from. Rows that are in no object yet travel in the checkpoint, so a kill loses none that lie
 before it.
@@ -34,17 +34,16 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: list[dict[str, Any]] = []
+        self._run: Tracked | None = None
         self._store: ObjectStore | None = None
         self._key, self._number, self._head, self._text = "", 0, "", ""
         self.lost = 0
         """Rows that were dropped because the store took none for long."""
 
     def begin(self, run: Tracked) -> None:
-        """Open the store; the objects will be those of this start."""
-        self._key = f"{run.config.run.name}/history/{run.attempt}"
-        self._head = self._text = json.dumps({"from": run.step}) + "\n"
-        self._store = open_store(run.config.store)
-        self._put()
+        """Say that a new start begins. Raises StoreError; the next flush tries again."""
+        self._run = run
+        self._open()
 
     def log(self, row: Row) -> None:
         """Hold a row until the next flush."""
@@ -59,6 +58,8 @@ class History:
         """Write the rows that are held. Raises StoreError; they are held on then."""
         with self._lock:
             rows = list(self._rows)
+        if self._store is None:
+            self._open()
         if not rows:
             return
         before = self._text
@@ -77,9 +78,23 @@ class History:
     def finish(self, problem: str) -> None:
         """All is written."""
 
+    def _open(self) -> None:
+        assert self._run is not None
+        store = open_store(self._run.config.store)
+        folder = f"{self._run.config.run.name}/history/"
+        # Not the attempt's own number: one that ended before its first save leaves that to the next.
+        last = max((int(key.removeprefix(folder)[:6]) for key, _ in store.list(folder)), default=0)
+        self._key = f"{folder}{last + 1:06d}-{self._run.attempt}"
+        self._head = self._text = json.dumps({"from": self._run.step}) + "\n"
+        self._store = store
+        try:
+            self._put()
+        except StoreError:
+            self._store = None
+            raise
+
     def _put(self) -> None:
-        if self._store is None:
-            raise StoreError("the store of the history could not be opened")
+        assert self._store is not None
         self._store.put(f"{self._key}-{self._number:05d}.jsonl", self._text.encode())
 
     def state_dict(self) -> dict[str, Any]:

@@ -60,6 +60,35 @@ def test_what_a_start_told_beyond_the_step_that_the_next_began_from_is_gone(tmp_
         (1, 1.0), (2, 1.0), (3, 2.0)]
 
 
+def test_starts_that_share_the_number_of_their_attempt_are_still_in_their_order(tmp_path: Any) -> None:
+    # An attempt that ended before its first save leaves its number to the next one, with another token.
+    settings = StoreSettings(url=f"file://{tmp_path}/store")
+    for token, loss in (("ffffffff", 1.0), ("aaaaaaaa", 2.0), ("eeeeeeee", 3.0)):
+        history = History()
+        history.begin(Tracked(Config(run=Run(name="r"), store=settings), f"000001-{token}", 0))
+        history.log(Row(1, "train", {"loss": loss}))
+        history.flush()
+    assert [row["loss"] for row in read_history(module.open_store(settings), "r")] == [3.0]
+
+
+def test_a_store_that_is_away_at_the_start_is_opened_later(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = StoreSettings(url=f"file://{tmp_path}/store")
+
+    def away(*_: Any) -> ObjectStore:
+        raise StoreUnavailable("down")
+
+    history = History()
+    with monkeypatch.context() as down:
+        down.setattr(module, "open_store", away)
+        with pytest.raises(StoreUnavailable):
+            history.begin(Tracked(Config(run=Run(name="r"), store=settings), "000001-abcdef12", 0))
+        history.log(Row(1, "train", {}))
+        with pytest.raises(StoreUnavailable):
+            history.flush()
+    history.flush()
+    assert steps(module.open_store(settings)) == [(1, "train")]
+
+
 def test_rows_in_no_object_yet_come_with_the_checkpoint(tmp_path: Any) -> None:
     settings = StoreSettings(url=f"file://{tmp_path}/store")
     first = begun(settings, 1, 0)
