@@ -135,7 +135,8 @@ class Tracker(Protocol):
 class BuildTracker(Protocol):
     """Makes a tracker: what a user's import string in `track.to` names, a class or a function."""
 
-    def __call__(self, config: Config) -> Tracker: ...
+    def __call__(self, config: Config) -> Tracker:
+        """Return a tracker. Called on rank 0 alone, once per start."""
 
 
 def measure(loss: Loss, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int, Mapping[str, Any]]:

@@ -22,6 +22,7 @@ from trainer.ddp.lean import leave_compiler_alone
 from trainer.plugins import Plugins, load_plugins
 from trainer.store import open_store
 from trainer.telemetry import logs
+from trainer.trackers.find import check_trackers
 
 
 def check(config: Config) -> None:
@@ -31,6 +32,7 @@ def check(config: Config) -> None:
         ConfigError: with the line for the user.
     """
     plugins = load_plugins(config)
+    check_trackers(config)
     train, _ = build_datasets(plugins, config)
     build_sampler(config, train, rank=0, world_size=1)
     model = _shapes(plugins, config) or build_model(plugins, config)

@@ -72,8 +72,8 @@ class Worker:
         self.device = pick_device(rank.local_rank, config.parallel.backend, devices_each(config))
         set_deterministic(config.train.deterministic, self.device)
         self.stop = StopRequest()
-        self.trackers = find_trackers(config)
-        self.feed = Feed(self.trackers if rank.rank == 0 else {}, flush_seconds=config.track.flush_seconds,
+        self.trackers = find_trackers(config) if rank.rank == 0 else {}
+        self.feed = Feed(self.trackers, flush_seconds=config.track.flush_seconds,
                          dropped=partial(self.metrics.add, "tracker_rows_dropped_total"))
         self.training: Training | None = None
 

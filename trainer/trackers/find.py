@@ -16,20 +16,28 @@ def names(config: Config) -> list[str]:
     return list(dict.fromkeys(filter(None, map(str.strip, config.track.to.split(",")))))
 
 
-def find_trackers(config: Config) -> dict[str, Tracker]:
-    """Make every tracker, by name; nothing is written yet.
+def check_trackers(config: Config) -> None:
+    """See that every tracker is there, without making one.
 
     Raises:
         ConfigError: for one whose package is not installed, or that can't be found.
     """
+    for name in names(config):
+        package = _NEEDS.get(name)
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"track.to names {name!r}, and the package {package} is not installed:"
+                              f" pip install 'ratchet-trainer[{package}]', or leave it out of track.to")
+        if ":" in name:
+            load_tracker(name)
+
+
+def find_trackers(config: Config) -> dict[str, Tracker]:
+    """Make every tracker, by name. Raises ConfigError as `check_trackers` does."""
+    check_trackers(config)
     return {name: _make(name, config) for name in names(config)}
 
 
 def _make(name: str, config: Config) -> Tracker:
-    package = _NEEDS.get(name)
-    if package and importlib.util.find_spec(package) is None:
-        raise ConfigError(f"track.to names {name!r}, and the package {package} is not installed:"
-                          f" pip install 'ratchet-trainer[{package}]', or leave it out of track.to")
     match name:
         case "console":
             from trainer.trackers.console import Console
