@@ -163,6 +163,7 @@ class Link:
             if self._outcome is not None:  # our share was written before; now the last one is
                 outcome = Outcome(outcome.place, outcome.committed or self._outcome.committed,
                                   max(outcome.uploaded, self._outcome.uploaded),
-                                  outcome.problem or self._outcome.problem, outcome.reason or self._outcome.reason)
+                                  outcome.problem or self._outcome.problem, outcome.reason or self._outcome.reason,
+                                  outcome.differs or self._outcome.differs)
             self._outcome = outcome
             self._changed.notify_all()

@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 from trainer.checkpoint.manifest import Receipt
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.outcome import Outcome
-from trainer.checkpoint.upload import Staged, commit_if_whole, upload
+from trainer.checkpoint.upload import Staged, Whole, commit_if_whole, upload
 from trainer.checkpoint.wire import Gone, Line, SharedMemory
 from trainer.config.load import from_json
 from trainer.config.tree import Store as StoreSettings
@@ -242,8 +242,9 @@ class Uploader:
             if self._store is None:
                 self._store = self._connect()
             receipt = upload(self._store, staged, buffer.memory.view, self._pool)
-            committed = self._commit(self._store, staged, receipt, seat.ranks_here)
-            outcome = Outcome(place, committed, sum(item.size for item in receipt.objects))
+            whole = self._commit(self._store, staged, receipt, seat.ranks_here)
+            outcome = Outcome(place, whole is not None, sum(item.size for item in receipt.objects),
+                              differs=whole is not None and whole.differs)
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank waits for an answer
             outcome = Outcome.failed(place, error)
             get_logger().debug("upload failed", checkpoint=place.folder, rank=staged.rank, reason=str(error))
@@ -257,20 +258,20 @@ class Uploader:
         heard = self._tell(line, outcome)
         if outcome.committed:
             for other in others:
-                heard |= self._tell(other, Outcome(place, committed=True, uploaded=0))
+                heard |= self._tell(other, replace(outcome, uploaded=0))
             if not heard:
                 get_logger().info("checkpoint committed for ranks that are gone", step=place.step,
                                   checkpoint=f"{self._store.url if self._store else ''}/{place.folder}")
 
-    def _commit(self, store: ObjectStore, staged: Staged, receipt: Receipt, ranks_here: int) -> bool:
+    def _commit(self, store: ObjectStore, staged: Staged, receipt: Receipt, ranks_here: int) -> Whole | None:
         with self._committing:
             for place in [p for p in self._receipts if p.attempt != staged.place.attempt or p.step < staged.place.step]:
                 del self._receipts[place]
             mine = self._receipts.setdefault(staged.place, {})
             mine[staged.rank] = receipt
             # While shares of this pod are missing nobody else can be the last one.
-            return len(mine) >= ranks_here and commit_if_whole(store, staged.place, staged.world_size,
-                                                               list(mine.values()))
+            return (commit_if_whole(store, staged.place, staged.world_size, list(mine.values()))
+                    if len(mine) >= ranks_here else None)
 
     @staticmethod
     def _tell(line: Line, outcome: Outcome) -> bool:

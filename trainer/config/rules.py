@@ -14,8 +14,8 @@ _NOT_NEGATIVE = (
     "train.max_steps", "train.clip_norm", "train.evaluate_every_epochs", "optimizer.lr", "optimizer.weight_decay",
     "train.non_finite_limit", "optimizer.momentum", "schedule.warmup_steps", "schedule.warmup_epochs",
     "schedule.warmup_samples", "schedule.reference_batch", "data.workers", "data.bucket_batches",
-    "data.samples_per_epoch", "checkpoint.every_steps", "checkpoint.every_seconds", "launch.max_restarts",
-    "launch.silent_seconds", "launch.stall_seconds",
+    "data.samples_per_epoch", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.compare_every",
+    "launch.max_restarts", "launch.silent_seconds", "launch.stall_seconds",
 )
 _AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "parallel.split_devices",
                  "store.connections", "launch.max_restarts_without_progress")

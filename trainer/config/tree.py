@@ -259,6 +259,14 @@ class Checkpoint:
     """When a save is due while the one before it is still on its way: `wait` for that, or `skip` this one.
     Both are counted (`ratchet_checkpoint_early_total`)."""
 
+    compare_every: int = 10
+    """Compare a checksum of the whole state over all ranks, at the first save after a start and at every so many-th
+    after that; 0: never. It is taken beside the next step, as the copy is."""
+
+    if_different: Literal["stop", "warn"] = "stop"
+    """When ranks do not have the same state: `stop` (nothing is committed, code 164, the next start goes on from the
+    last checkpoint), or `warn` and save what there is. Both are counted (`ratchet_replica_divergences_total`)."""
+
     object_mb: int = 32
     """Largest object in MiB; also the unit of reading, checking and repeating."""
 
