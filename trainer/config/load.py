@@ -21,7 +21,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config.tree import KEYS, SECTIONS, Config, ConfigError, check
+from trainer.config.rules import check
+from trainer.config.tree import KEYS, SECTIONS, Config, ConfigError
 
 DEFAULT_FILE = "/etc/ratchet/config.toml"
 """Where a pod's ConfigMap is mounted; taken when no file is named and this one is there."""

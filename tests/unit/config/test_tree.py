@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from trainer.config import Config, ConfigError
-from trainer.config.tree import KEYS, SECTIONS, Schedule, check
+from trainer.config.rules import check
+from trainer.config.tree import KEYS, SECTIONS, Schedule
 
 
 def changed(key: str, value: Any) -> Config:
