@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.ranks import Ranks, newest_of, store_of
 from trainer.checkpoint.done import read_done
-from trainer.checkpoint.survey import survey
+from trainer.checkpoint.survey import read_manifest, survey
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -29,6 +29,11 @@ def test_a_killed_run_stops_early_at_the_step_where_the_other_does_and_keeps_the
     assert stopped["best_step"] == best[0]
     places = {place.step for place in survey(store_of(straight), straight.name).committed}
     assert best[0] in places, "each new best is saved"
+    headers = [read_manifest(store_of(straight), place).header
+               for place in survey(store_of(straight), straight.name).committed]
+    measured = {header.step: header.metrics["loss"] for header in headers if header.metrics}
+    assert min(measured, key=lambda step: (measured[step], step)) == best[0]
+    assert any(not header.metrics for header in headers), "step 5 was not evaluated"
     assert newest_of(straight).step == stopped["step"]
 
     ranks.kill(broken, 2, lambda: any(p.step >= 10 for p in survey(store_of(broken), broken.name).committed))

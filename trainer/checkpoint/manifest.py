@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainer.checkpoint.names import Place
@@ -54,6 +54,8 @@ class Header:
     replicated: tuple[Entry, ...]
     owned: tuple[Entry, ...]
     config: Mapping[str, Any]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Means over the validation split, if it was evaluated at this step."""
 
     @property
     def place(self) -> Place:

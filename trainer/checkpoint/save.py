@@ -7,6 +7,7 @@ All ranks call the same methods at the same steps. A save is in one of three han
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -94,10 +95,13 @@ class Checkpointer:
         """Whether the newest committed checkpoint is that of `step`."""
         return self.last is not None and self.last.step == step
 
-    def begin(self, step: int, samples: int) -> None:
+    def begin(self, step: int, samples: int, metrics: Mapping[str, float] | None = None) -> None:
         """Begin to save the state as it is now. The one before must be over.
 
         The training may go on at once; its next optimizer step waits until the copy is made.
+
+        Args:
+            metrics: means of the evaluation of this step; what is not finite is left out.
         """
         assert self._pending is None
         began = time.monotonic()
@@ -108,13 +112,14 @@ class Checkpointer:
         owned = self._owned.copy(buffers, table, total_bytes(table))
         ledger = self.ledger.encoder() if self.ledger else None
         facts = self._state.facts()
+        finite = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
         self._stager.mark()
         self._link.expect(place)
         self._fence.close()
 
         def stage() -> None:
             try:
-                self._stage(place, samples, random, owned, table, ledger, facts)
+                self._stage(place, samples, random, owned, table, ledger, facts, finite)
             except (Gone, MemoryError) as error:
                 self._link.fail(place, error)
             finally:
@@ -160,13 +165,13 @@ class Checkpointer:
         # All receipts were written and nobody saw them all: a store that lists late.
         return self._over(*self._peers.lead(self._commit))
 
-    def save(self, step: int, samples: int) -> Saved:
+    def save(self, step: int, samples: int, metrics: Mapping[str, float] | None = None) -> Saved:
         """Save the state as it is now and wait until that is over, one way or the other.
 
         A store that fails is told in the result, on every rank, and costs nothing but this
         checkpoint: the ones before it stay as they are.
         """
-        self.begin(step, samples)
+        self.begin(step, samples, metrics)
         saved = self.finish()
         assert saved is not None
         return saved
@@ -192,13 +197,13 @@ class Checkpointer:
         return "", ""
 
     def _stage(self, place: Place, samples: int, random: Mapping[str, Any], owned: memoryview, owned_table: Any,
-               ledger: Callable[[], bytes] | None, facts: Mapping[str, Any]) -> None:
+               ledger: Callable[[], bytes] | None, facts: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Copy this rank's share and hand it over. Runs beside the training."""
         rank, world_size = self._peers.rank, self._peers.world_size
         tensors = self._state.replicated()
         table = lay_out(tensors)
         header = Header(self._run, place.step, samples, self._attempt, self._parent, world_size, self._identity,
-                        facts, table, owned_table, self._config) if rank == 0 else None
+                        facts, table, owned_table, self._config, metrics) if rank == 0 else None
         begin, end = even_slice(total_bytes(table), rank, world_size)
         number, memory = self._link.buffer(end - begin + len(owned))
         parts = self._stager.copy(tensors, table, begin, end, space=REPLICATED, target=memory.view, offset=0)

@@ -67,7 +67,7 @@ class Saves:
         self._metrics.enter("checkpoint")
         self._finish()
         if not checkpointer.holds(step):
-            checkpointer.begin(step, samples)
+            checkpointer.begin(step, samples, self._best.at(step))
             self._begun_at = time.monotonic()
             if wait:
                 self._finish()
