@@ -20,7 +20,7 @@ COMMANDS = re.findall(r"```console\nratchet run (.*)\n```\n(.*)", PAGE)
 
 
 def test_every_command_runs_and_the_log_has_what_stands_below_it(ranks: Ranks, tmp_path: Path) -> None:
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 7
     for words, below in COMMANDS:
         positional, overrides = split_arguments(shlex.split(words))
         settings = dict(overrides)
@@ -35,11 +35,13 @@ def test_every_command_runs_and_the_log_has_what_stands_below_it(ranks: Ranks, t
         match settings["run.name"]:
             case "ragged":
                 assert float(ended.events("step")[0]["loss"]) == pytest.approx(4.56, abs=0.1)
+            case "best":
+                assert [line["step"] for line in ended.events("evaluation")] == [2, 4, 6]
             case "batch" if stated["ranks"] == 2:
                 assert [line["step"] for line in ended.events("restored")] == [3]
 
 
 def test_the_settings_that_the_page_names_exist() -> None:
-    named = set(re.findall(r"`((?:train|optimizer|schedule|data|parallel)\.\w+)", PAGE))
+    named = set(re.findall(r"`((?:train|optimizer|schedule|data|parallel|best)\.\w+)", PAGE))
     assert len(named) > 15
     assert named <= set(KEYS)

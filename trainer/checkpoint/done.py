@@ -35,8 +35,10 @@ class Done:
 
     def covers(self, config: Config) -> bool:
         """Whether nothing is left of what `config` asks for: more epochs later go on from here."""
+        fixed = {**order_settings(config), "best.metric": config.best.metric, "best.mode": config.best.mode,
+                 "best.patience": config.best.patience, "best.min_delta": config.best.min_delta}
         return (self.epochs >= config.train.epochs and self.max_steps == config.train.max_steps
-                and all(self._setting(key) == value for key, value in order_settings(config).items()))
+                and all(self._setting(key) == value for key, value in fixed.items()))
 
     def changes(self, config: Config) -> list[str]:
         """Settings of the training that `config` has otherwise than the run had, by name."""

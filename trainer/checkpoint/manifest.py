@@ -59,7 +59,7 @@ class Header:
     owned: tuple[Entry, ...]
     config: Mapping[str, Any]
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Means over the validation split, by the newest evaluation before the save; empty before the first."""
+    """Means over the validation split, if it was evaluated at this step."""
     alike: bool = False
     """Whether there is a checkpoint only if all ranks' receipts have the same digest."""
 

@@ -116,7 +116,7 @@ class Checkpointer:
         The training may go on at once; its next optimizer step waits until the copy is made.
 
         Args:
-            metrics: means of the newest evaluation; what is not finite is left out.
+            metrics: means of the evaluation of this step; what is not finite is left out.
         """
         assert self._pending is None
         began = time.monotonic()

@@ -11,7 +11,8 @@ from trainer.config.tree import Config, ConfigError
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 _NOT_NEGATIVE = (
-    "train.max_steps", "train.clip_norm", "train.evaluate_every_epochs", "optimizer.lr", "optimizer.weight_decay",
+    "train.max_steps", "train.clip_norm", "train.evaluate_every_epochs",
+    "train.evaluate_every_steps", "best.patience", "best.min_delta", "optimizer.lr", "optimizer.weight_decay",
     "train.non_finite_limit", "optimizer.momentum", "schedule.warmup_steps", "schedule.warmup_epochs",
     "schedule.warmup_samples", "schedule.reference_batch", "data.workers", "data.bucket_batches",
     "data.samples_per_epoch", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.compare_every",
@@ -68,6 +69,8 @@ def check(config: Config, sources: Mapping[str, str] | None = None) -> None:
     for key in ("schedule.final_ratio", "schedule.decay_share"):
         need(0 <= value(key) <= 1, key, "must be between 0 and 1")
     need(0 <= config.train.ema_decay < 1, "train.ema_decay", "must be at least 0 and below 1")
+    need(not config.best.patience or bool(config.best.metric), "best.patience",
+         "needs best.metric: what is to be no better any more")
     warmups = [f"schedule.warmup_{unit}" for unit in ("steps", "epochs", "samples") if value(f"schedule.warmup_{unit}")]
     need(len(warmups) < 2, "".join(warmups[1:2]) or "schedule.warmup_steps",
          f"the warm-up is given in {warmups[0] if warmups else ''} already: set one of them to 0")

@@ -108,11 +108,32 @@ class Train:
     evaluate_every_epochs: int = 1
     """Evaluate after every so many epochs, and always at the end; 0: only at the end."""
 
+    evaluate_every_steps: int = 0
+    """Evaluate after every so many optimizer steps too; 0: not by steps."""
+
     log_every_steps: int = 50
     """One log line with loss, learning rate and throughput every so many steps."""
 
     deterministic: bool = True
     """On GPUs, choose kernels that give the same bits every time, where torch has them; a CPU always does."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """Which evaluation is the best, and when to stop for want of a better one."""
+
+    metric: str = ""
+    """What the evaluations are judged by: `loss`, or a measure of the workload's own; a save is made at each new
+    best. Empty: no judgement."""
+
+    mode: Literal["min", "max"] = "min"
+    """Whether less or more of it is better."""
+
+    patience: int = 0
+    """End the run after so many evaluations in a row that were no better (early stopping); 0: never."""
+
+    min_delta: float = 0.0
+    """For patience: what is better by no more than this counts as no better."""
 
 
 @dataclass(frozen=True)
@@ -337,6 +358,7 @@ class Config:
     run: Run = field(default_factory=Run)
     workload: Workload = field(default_factory=Workload)
     train: Train = field(default_factory=Train)
+    best: Best = field(default_factory=Best)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     data: Data = field(default_factory=Data)

@@ -139,7 +139,9 @@ def describe(config: Config, sampler: Sampler, rate: Rate, warmup: int, world_si
     return {"strategy": config.parallel.strategy, "ranks": world_size, "global_batch": first.batch,
             "samples_of_a_rank": -(-first.batch // world_size), "micro_batches": len(first.micro_batches),
             "loss_mean": config.train.loss_mean, "precision": config.train.precision,
-            "peak_learning_rate": rate.peaks[0], "warmup_steps": warmup, "decay": config.schedule.decay}
+            "peak_learning_rate": rate.peaks[0], "warmup_steps": warmup, "decay": config.schedule.decay,
+            "evaluate_every_epochs": config.train.evaluate_every_epochs,
+            "evaluate_every_steps": config.train.evaluate_every_steps}
 
 
 def needs_counts(config: Config) -> bool:

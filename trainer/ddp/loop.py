@@ -1,4 +1,4 @@
-"""The training loop. One step, then what may be due after it: save, evaluate, stop."""
+"""The training loop. One step, then what may be due after it: evaluate, save, stop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from trainer.config import Config
 from trainer.ddp.accumulate import Gradient
+from trainer.ddp.best import Best
 from trainer.ddp.data import Loaded
 from trainer.ddp.pulse import Beat, Pulse
 from trainer.ddp.sampler import Sampler, Step
@@ -36,7 +37,9 @@ class Training:
     save: Callable[[bool], bool]
     """Saves, and waits for the commit if asked to; returns whether the save was begun, or is committed."""
     evaluate: Callable[[], bool]
-    """Evaluates and returns whether it ran to its end."""
+    """Evaluates and returns whether it ran to its end. May set `end` to here."""
+    best: Best
+    """Knows which evaluations were made, and whether the newest is the best."""
     log: Callable[[Beat, float, torch.Tensor | None], None]
     """Gets a beat, the learning rate and the newest gradient norm."""
     note: Callable[[Step], None]
@@ -60,7 +63,7 @@ def train(t: Training) -> bool:
     saved_at = t.step = t.sampler.number(t.samples)
     rate, norm = 0.0, None
     t.model.train()
-    if _border(t) and not t.complete and not t.evaluate():  # it ended between that epoch's save and its evaluation
+    if _evaluation_due(t) and not t.evaluate():  # it was stopped in that evaluation, and again
         return False
     for step in t.sampler.steps(t.samples, t.end):
         began = time.monotonic()
@@ -76,25 +79,27 @@ def train(t: Training) -> bool:
             t.log(beat, rate, norm)
 
         stop = beat is not None and beat.stop
+        if not stop and _evaluation_due(t):
+            stop = not t.evaluate()  # before the save, which takes what it found with it
         # A beat that wished to save before the last save was made is answered already.
         due = (beat is not None and beat.save and beat.step > saved_at) or _due(t.step, every)
+        due = due or t.best.best_step == t.step
         if (due or stop or t.complete) and t.save(stop or t.complete):
             saved_at = t.step
-        if _border(t) and not stop and not t.complete:
-            stop = not t.evaluate()
-            if stop and saved_at != t.step:
-                t.save(True)
-        if stop:
+        if stop or t.complete:
             break
     if beat := t.pulse.finish():
         t.log(beat, rate, norm)
     return t.complete
 
 
-def _border(t: Training) -> bool:
-    """Whether an epoch that is to be evaluated has just ended."""
+def _evaluation_due(t: Training) -> bool:
+    """Whether the model as it is now is to be evaluated, and was not."""
+    if t.step in (0, t.best.step):
+        return False
     epochs, rest = divmod(t.samples, t.sampler.samples_per_epoch)
-    return rest == 0 and epochs > 0 and _due(epochs, t.config.train.evaluate_every_epochs)
+    return (t.complete or _due(t.step, t.config.train.evaluate_every_steps)
+            or (rest == 0 and _due(epochs, t.config.train.evaluate_every_epochs)))
 
 
 def _due(count: int, every: int) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from trainer.checkpoint.digest import Divergence
 from trainer.checkpoint.save import Saved
+from trainer.ddp.best import Best
 from trainer.ddp.data import Failed
 from trainer.ddp.pulse import Beat
 from trainer.ddp.sampler import Sampler
@@ -114,3 +115,9 @@ class Reporter:
         if self._rank == 0 and means:
             self._metrics.info(evaluation=dict(means))
             self._log.info("evaluation", step=step, **{name: round(value, 6) for name, value in means.items()})
+
+    def stops_early(self, step: int, best: Best) -> None:
+        """The patience is at its end."""
+        if self._rank == 0:
+            self._log.info("stopping early: no evaluation was better than the best", step=step,
+                           best_step=best.best_step, best=best.value)

@@ -11,6 +11,7 @@ from trainer.checkpoint.save import Checkpointer, Diverged, Saved
 from trainer.checkpoint.starting import Starter
 from trainer.checkpoint.wire import UPLOADER_ENV
 from trainer.config import Config
+from trainer.ddp.best import Best
 from trainer.ddp.process import Rank
 from trainer.ddp.pulse import Beat
 from trainer.ddp.report import Reporter
@@ -35,13 +36,14 @@ class Saves:
     """The saves of one rank's training.
 
     Args:
+        best: what the evaluations gave; a save takes along that of its own step.
         url: of the store, for the reports.
     """
 
-    def __init__(self, config: Config, checkpointer: Checkpointer, reporter: Reporter, metrics: RankMetrics,
-                 url: str) -> None:
+    def __init__(self, config: Config, checkpointer: Checkpointer, best: Best, reporter: Reporter,
+                 metrics: RankMetrics, url: str) -> None:
         self._settings, self._checkpointer, self._reporter = config.checkpoint, checkpointer, reporter
-        self._metrics, self._url = metrics, url
+        self._best, self._metrics, self._url = best, metrics, url
         self._begun_at = time.monotonic()
 
     def wanted(self) -> bool:
@@ -52,18 +54,20 @@ class Saves:
     def save(self, step: int, samples: int, *, wait: bool) -> bool:
         """Begin to save, or, with `wait`, see to it that the state is committed; returns whether that was done.
 
-        Without `wait`, a save that comes while the last one is on its way waits for that or is left out.
+        Without `wait`, a save that comes while the last one is on its way waits for that or is left out; that of
+        a new best waits.
         """
         checkpointer = self._checkpointer
         if checkpointer.busy and not wait:
-            self._reporter.early(step, self._settings.if_busy)
-            if self._settings.if_busy == "skip":
+            action = "wait" if self._best.best_step == step else self._settings.if_busy
+            self._reporter.early(step, action)
+            if action == "skip":
                 self._begun_at = time.monotonic()
                 return False
         self._metrics.enter("checkpoint")
         self._finish()
         if not checkpointer.holds(step):
-            checkpointer.begin(step, samples)
+            checkpointer.begin(step, samples, self._best.at(step))
             self._begun_at = time.monotonic()
             if wait:
                 self._finish()

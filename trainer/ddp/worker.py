@@ -24,6 +24,7 @@ from trainer.checkpoint.state import capture_random, restore_random
 from trainer.config import Config, load_for_worker
 from trainer.ddp import build, schedule
 from trainer.ddp.accumulate import Gradient
+from trainer.ddp.best import Best
 from trainer.ddp.bucket import padding
 from trainer.ddp.data import Source
 from trainer.ddp.ending import Ending, guarded
@@ -104,7 +105,8 @@ class Worker:
         self.metrics.enter("restore")
         self.store = open_store(config.store)
         identity = build.identity(config, len(self.train_split))
-        state = FullState(self.model.module, self.optimizer, self.extras)
+        self.best = Best(config.best)
+        state = FullState(self.model.module, self.optimizer, {**self.extras, "best": self.best})
         link = link_to_uploader(config, self.rank, self.peers)
         start = restore.begin(self.store, link, config.run.name, self.peers, state, identity)
         self.checkpointer = Checkpointer(
@@ -113,7 +115,7 @@ class Worker:
             object_bytes=config.checkpoint.object_mb << 20, ledger=config.data.ledger,
             compare_every=config.checkpoint.compare_every, alike=config.checkpoint.if_different == "stop",
             committed=start.committed, adopted=start.ledgers if not start.committed else ())
-        self.saves = Saves(config, self.checkpointer, self.reporter, self.metrics, self.store.url)
+        self.saves = Saves(config, self.checkpointer, self.best, self.reporter, self.metrics, self.store.url)
         pulse = Pulse(self.peers, log_every=config.train.log_every_steps, stop_wanted=self.stop.wanted,
                       save_wanted=self.saves.wanted, signs=self.checkpointer.signs)
         end = self.sampler.end(epochs=config.train.epochs, max_steps=config.train.max_steps)
@@ -123,8 +125,8 @@ class Worker:
             rate=schedule.Rate(self.optimizer, plan, schedule.scale(config)), sampler=self.sampler,
             batches=self.train_source.training, pulse=pulse, metrics=self.metrics,
             save=lambda wait: self.saves.save(training.step, training.samples, wait=wait),
-            evaluate=lambda: self._evaluate() is not None, log=self._beat, note=self._note, samples=start.samples,
-            end=end)
+            evaluate=self._evaluate, best=self.best, log=self._beat, note=self._note, samples=start.samples,
+            end=start.samples if self.best.over else end)
         if self.rank.world_size > 2 and not training.complete:
             step = self.sampler.step(start.samples)
             settle_buckets(self.model, lambda: self.gradient(self.train_source.training([step]), step))
@@ -147,8 +149,9 @@ class Worker:
             self.checkpointer.ledger.note(step.number, step.epoch, step.samples)
         self.reporter.stepped(self.update.skipped, *padding(step.micro_batches, self.lengths))
 
-    def _evaluate(self) -> dict[str, float] | None:
-        assert self.training is not None
+    def _evaluate(self) -> bool:
+        training = self.training
+        assert training is not None
         self.metrics.enter("eval")
         random = capture_random()  # an evaluation must not change what the training draws next
         size = self.config.train.micro_batch_size or max(1, self.config.train.global_batch_size // self.rank.world_size)
@@ -160,9 +163,13 @@ class Worker:
                 self.peers, build.autocast(self.config, self.device), self.stop.wanted)
         restore_random(random)
         if means is not None:
-            self.reporter.evaluated(self.training.step, means)
+            self.best.see(training.step, means)
+            self.reporter.evaluated(training.step, means)
+            if self.best.over and not training.complete:
+                training.end = training.samples
+                self.reporter.stops_early(training.step, self.best)
         self.metrics.enter("compute")
-        return means
+        return means is not None
 
     def _stop(self, training: Training) -> Ending:
         """Stop early, with the last step in the store if it takes it."""
@@ -180,8 +187,7 @@ class Worker:
         """Make sure that the end is durable, measure it, and leave the mark that the run is complete."""
         if not self.saves.ensure(training.step, training.samples):
             raise StoreUnavailable("the run is complete but its last checkpoint could not be saved")
-        means = self._evaluate()
-        if means is None:
+        if self.best.step != training.step and not self._evaluate():
             return self._stop(training)
         if self.rank.rank == 0 and self.plugins.finish:
             self.model.eval()
@@ -191,7 +197,7 @@ class Worker:
         assert self.checkpointer.last is not None
         done = Done(run=self.config.run.name, epochs=self.config.train.epochs, max_steps=self.config.train.max_steps,
                     step=training.step, samples=training.samples, checkpoint=self.checkpointer.last.folder,
-                    evaluation=means, config=asdict(self.config))
+                    evaluation=self.best.means, config=asdict(self.config))
         self.peers.lead(lambda: write_done(self.store, done))
         self.metrics.flush(force=True)
         return Ending(Exit.DONE)

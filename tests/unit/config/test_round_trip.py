@@ -30,6 +30,7 @@ NARROW: dict[str, st.SearchStrategy[Any]] = {
     "schedule.decay_share": st.floats(0, 1),
     "schedule.warmup_epochs": st.just(0.0),  # one of the three at most
     "schedule.warmup_samples": st.just(0),
+    "best.metric": st.just("loss"),  # patience needs it
     "metrics.port": st.integers(0, 65535),
     "launch.nproc_per_node": st.sampled_from(["auto", "cpu", "gpu", "1", "16"]),
     "store.url": TEXT.map(lambda text: f"s3://bucket/{text}"),
