@@ -216,13 +216,15 @@ usage: ratchet checkpoints ls [--json] [CONFIG] [--section.field VALUE ...]
        ratchet checkpoints diff A B [--json] ...
        ratchet checkpoints export FILE [--step N] [--prefix TEXT] [--average] [--json] ...
        ratchet checkpoints import FILE [--prefix TEXT] [--json] ...
-       ratchet checkpoints prune --keep-last N [--keep-every STEPS] [--yes] [--json] ...
+       ratchet checkpoints prune --keep-last N [--keep-every STEPS] [--keep-best N] [--keep-spaced]
+                                 [--yes] [--json] ...
 
 Look at what the store holds of a run. `show` lists the tensors of one checkpoint (the newest, unless
 --step is given); `verify` reads every byte and ends with code 1 if any has changed; `diff` tells
 which tensors, generators and settings two checkpoints (STEP, or RUN/STEP) do not have alike, and by
 how much, and ends with code 1 if there are any; `prune` only tells what it would delete unless
---yes is given, and never deletes the two newest.
+--yes is given, and never deletes the two newest, nor the one that the newest attempt began from; it
+takes leftovers of dead attempts along. `checkpoint.keep_last` and its like do the same in the run.
 
 `export` writes the model as FILE: .safetensors, or .pt, a plain state_dict. `import` begins the run,
 which must have no checkpoint yet, from such a file (or a Lightning .ckpt, or the index of Hugging

@@ -17,7 +17,7 @@ from trainer.checkpoint.export import export
 from trainer.checkpoint.manifest import BadManifest, Manifest, Object
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.reading import fetch
-from trainer.checkpoint.retention import delete, spare
+from trainer.checkpoint.retention import Policy, Retention, delete
 from trainer.checkpoint.survey import read_manifest, survey
 from trainer.config import Config, ConfigError, Resolved
 from trainer.store import ObjectStore, open_store
@@ -50,6 +50,8 @@ def main(words: Sequence[str], load: Callable[[Sequence[str]], Resolved]) -> int
     parser.add_argument("--step", type=int)
     parser.add_argument("--keep-last", type=int)
     parser.add_argument("--keep-every", type=int, default=0)
+    parser.add_argument("--keep-best", type=int, default=0)
+    parser.add_argument("--keep-spaced", action="store_true")
     parser.add_argument("--yes", action="store_true")
     parser.add_argument("--prefix", default="")
     parser.add_argument("--average", action="store_true")
@@ -76,13 +78,22 @@ def main(words: Sequence[str], load: Callable[[Sequence[str]], Resolved]) -> int
             count = export(store, read_manifest(store, place), path, prefix=options.prefix, average=options.average)
             return _print([{"step": place.step, "checkpoint": place.folder, "file": str(path), "tensors": count,
                             "mib": round(path.stat().st_size / 2**20, 1)}], as_json=options.json)
+    return _prune(store, places, options, config)
+
+
+def _prune(store: ObjectStore, places: Sequence[Place], options: argparse.Namespace, config: Config) -> int:
     if options.keep_last is None:
         raise ConfigError("ratchet checkpoints prune: say how many of the newest stay, with --keep-last N")
+    if options.keep_best and not config.best.metric:
+        raise ConfigError("ratchet checkpoints prune: --keep-best needs --best.metric NAME: what is best")
+    policy = Policy(options.keep_last, options.keep_every, options.keep_best, config.best.metric, config.best.mode,
+                    options.keep_spaced)
+    older, leftovers = Retention(policy).choose(store, read_manifest(store, places[0])) if places else ([], [])
     rows = []
-    for place in spare(places, keep_last=options.keep_last, keep_every=options.keep_every):
+    for place in (*older, *leftovers):
         freed = delete(store, place) if options.yes else sum(size for _, size in store.list(f"{place.folder}/"))
         rows.append({"step": place.step, "checkpoint": place.folder, "mib": round(freed / 2**20, 1),
-                     "deleted": options.yes})
+                     "kind": "leftovers" if place in leftovers else "checkpoint", "deleted": options.yes})
     return _print(rows, as_json=options.json)
 
 

@@ -78,6 +78,8 @@ class Whole:
     manifest: Manifest
     differs: bool
     """Whether its slices come from different states, and it was to be saved all the same."""
+    first: bool
+    """Whether this process wrote the manifest."""
 
 
 def upload(store: ObjectStore, staged: Staged, memory: memoryview, pool: ThreadPoolExecutor) -> Receipt:
@@ -125,8 +127,8 @@ def commit_if_whole(store: ObjectStore, place: Place, world_size: int, mine: Seq
             return None
         receipts |= {rank: read_receipt(store.get(key)) for rank, key in wanted.items()}
     manifest = Manifest.of(list(receipts.values()))
-    commit(store, manifest)
-    return Whole(manifest, differ(list(receipts.values())))
+    first = commit(store, manifest)
+    return Whole(manifest, differ(list(receipts.values())), first)
 
 
 def _bodies(staged: Staged, objects: Sequence[Object],
