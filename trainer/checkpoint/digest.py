@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.checkpoint.layout import raw_bytes
+from trainer.checkpoint.layout import memory, raw_bytes
 from trainer.checkpoint.peers import Peers
 
 _COLUMNS = 512
+_SMALL = 16 << 10
 _MOST_NAMED = 4
 _MOST_RANKS = 8
 
@@ -21,10 +22,20 @@ def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """A checksum of 64 bits of each tensor's bytes, by name.
 
     The bytes are 64-bit words in rows of 512: sum over rows and columns of word x (odd factor of the
-    column), modulo 2^64. Any one changed bit changes it, and so do exchanged neighbours.
+    column), modulo 2^64. Any one changed bit changes it, and so do exchanged neighbours. For what is small
+    and on the CPU a hash is quicker.
     """
-    sums = {name: _checksum(tensor) for name, tensor in tensors.items()}
     found: dict[str, int] = {}
+    sums: dict[str, torch.Tensor] = {}
+    factors: dict[torch.device, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        raw = raw_bytes(tensor)
+        if raw.device.type == "cpu" and len(raw) <= _SMALL:
+            found[name] = int.from_bytes(hashlib.blake2b(memory(raw), digest_size=8).digest(), "little")
+            continue
+        if raw.device not in factors:
+            factors[raw.device] = (2 * torch.arange(_COLUMNS, device=raw.device) + 1) * 0x1E3779B97F4A7C15
+        sums[name] = _checksum(raw, factors[raw.device])
     for device in {value.device for value in sums.values()}:  # one transfer for all tensors of a device
         names = [name for name, value in sums.items() if value.device == device]
         found.update(zip(names, torch.stack([sums[name] for name in names]).tolist(), strict=True))
@@ -37,15 +48,13 @@ def combined(found: Mapping[str, int]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _checksum(tensor: torch.Tensor) -> torch.Tensor:
-    raw = raw_bytes(tensor)
+def _checksum(raw: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     if raw.data_ptr() % 8:
         raw = raw.clone()
     whole = len(raw) // (8 * _COLUMNS) * (8 * _COLUMNS)
     rest = torch.zeros(8 * _COLUMNS, dtype=torch.uint8, device=raw.device)
     rest[: len(raw) - whole] = raw[whole:]
     columns = raw[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0) + rest.view(torch.int64)
-    factors = (2 * torch.arange(_COLUMNS, device=raw.device) + 1) * 0x1E3779B97F4A7C15
     return (columns * factors).sum()
 
 

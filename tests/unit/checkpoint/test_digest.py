@@ -14,7 +14,7 @@ from trainer.checkpoint.digest import Divergence, combined, digests, locate
 from trainer.checkpoint.layout import DTYPES, raw_bytes
 
 
-@given(size=st.integers(1, 20_000), seed=st.integers(0, 2**32 - 1), data=st.data())
+@given(size=st.integers(1, 40_000), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_any_one_bit_changes_the_checksum(size: int, seed: int, data: st.DataObject) -> None:
     tensor = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     before = digests({"w": tensor})
@@ -37,15 +37,15 @@ def test_two_changes_that_cancel_and_exchanged_neighbours_are_seen(at: int, seed
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_every_kind_of_number_and_shape_has_one(dtype: torch.dtype) -> None:
     tensors = {"scalar": torch.ones((), dtype=dtype), "none": torch.ones((0, 3), dtype=dtype),
-               "many": torch.ones(4099, dtype=dtype)}
+               "many": torch.ones(20_001, dtype=dtype)}
     found = digests(tensors)
     assert list(found) == list(tensors)
-    assert found["none"] == 0
-    assert found["scalar"] != found["many"]
+    assert len(set(found.values())) == 3
 
 
-def test_only_the_values_count_and_not_how_they_lie_in_memory() -> None:
-    weight = torch.randn(4, 3, 5, 5)
+@pytest.mark.parametrize("size", [(4, 3, 5, 5), (16, 16, 5, 5)], ids=["small", "large"])
+def test_only_the_values_count_and_not_how_they_lie_in_memory(size: tuple[int, ...]) -> None:
+    weight = torch.randn(*size)
     odd = torch.empty(weight.nbytes + 1, dtype=torch.uint8)[1:]
     odd.copy_(raw_bytes(weight))
     assert digests({"w": weight.contiguous(memory_format=torch.channels_last)}) == digests({"w": weight})
