@@ -9,6 +9,7 @@ import structlog
 
 from trainer.checkpoint.manifest import BadManifest, Manifest
 from trainer.checkpoint.names import MANIFEST, Place, attempt_number, parse
+from trainer.checkpoint.points import point
 from trainer.checkpoint.survey import read_manifest
 from trainer.config import Config
 from trainer.store import ObjectStore
@@ -86,6 +87,7 @@ def delete(store: ObjectStore, place: Place) -> int:
     found = sorted(store.list(f"{place.folder}/"), key=order)
     for key, _ in found:
         store.delete(key)
+        point("deleting", place.step)
     return sum(size for _, size in found)
 
 

@@ -25,6 +25,7 @@ from trainer.checkpoint.manifest import BadManifest, Header
 from trainer.checkpoint.names import Place, parse
 from trainer.checkpoint.outcome import Outcome
 from trainer.checkpoint.peers import Peers
+from trainer.checkpoint.points import point
 from trainer.checkpoint.staging import Fence, Owned, Stager
 from trainer.checkpoint.state import TrainState, capture_random
 from trainer.checkpoint.survey import finish
@@ -226,6 +227,7 @@ class Checkpointer:
                *, compare: bool) -> None:
         """Copy this rank's share and hand it over. Runs beside the training."""
         rank, world_size = self._peers.rank, self._peers.world_size
+        point("staging", place.step)
         tensors = self._state.replicated()
         table = lay_out(tensors)
         header = Header(self._run, place.step, samples, self._attempt, self._parent, world_size, self._identity,
@@ -239,7 +241,9 @@ class Checkpointer:
         copy = torch.frombuffer(owned, dtype=torch.uint8) if len(owned) else torch.empty(0, dtype=torch.uint8)
         parts += self._stager.copy({"": copy}, lay_out({"": copy}), 0, len(owned), space=OWNED, target=memory.view,
                                    offset=end - begin)
+        point("staged", place.step)
         self._link.hand_over(number, Staged(
             place=place, rank=rank, world_size=world_size, parts=tuple(parts), rank_state=json.dumps(random).encode(),
             header=asdict(header) if header else None, ledger=ledger() if ledger else None,
             digest=combined(self._digests) if compare else ""))
+        point("handed-over", place.step)

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.checkpoint.manifest import Manifest, Object, Receipt, commit, differ, parse_header, read_receipt
 from trainer.checkpoint.names import Place
+from trainer.checkpoint.points import point
 from trainer.checkpoint.table import RANK
 from trainer.store import ObjectStore
 
@@ -95,14 +96,18 @@ def upload(store: ObjectStore, staged: Staged, memory: memoryview, pool: ThreadP
     def put(item: tuple[str, memoryview | bytes, int]) -> None:
         key, data, crc32 = item
         store.put(key, data, crc32=crc32)
+        point("object", staged.place.step)
 
+    point("taken", staged.place.step)
     receipt = staged.receipt()
     pending = [pool.submit(put, item) for item in _bodies(staged, receipt.objects, memory)]
     problems = [error for future in pending if (error := future.exception()) is not None]
     if problems:
         raise problems[0]
+    point("objects", staged.place.step)
     data = receipt.encode()
     store.put(staged.place.receipt(staged.rank, staged.world_size), data, crc32=zlib.crc32(data))
+    point("receipt", staged.place.step)
     return receipt
 
 
@@ -127,7 +132,9 @@ def commit_if_whole(store: ObjectStore, place: Place, world_size: int, mine: Seq
             return None
         receipts |= {rank: read_receipt(store.get(key)) for rank, key in wanted.items()}
     manifest = Manifest.of(list(receipts.values()))
+    point("whole", place.step)
     first = commit(store, manifest)
+    point("committed", place.step)
     return Whole(manifest, differ(list(receipts.values())), first)
 
 

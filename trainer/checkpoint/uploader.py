@@ -31,6 +31,7 @@ from typing import Any
 from trainer.checkpoint.manifest import Manifest, Receipt
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.outcome import Outcome
+from trainer.checkpoint.points import point
 from trainer.checkpoint.retention import Policy, Retention
 from trainer.checkpoint.upload import Staged, Whole, commit_if_whole, upload
 from trainer.checkpoint.wire import Gone, Line, SharedMemory
@@ -264,6 +265,7 @@ class Uploader:
             others = [s.line for s in self._seats.values() if s.line and s.line is not line]
             self._lock.notify_all()
         heard = self._tell(line, outcome)
+        point("told", place.step)
         if outcome.committed:
             for other in others:
                 heard |= self._tell(other, replace(outcome, uploaded=0))
