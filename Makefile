@@ -64,7 +64,8 @@ lock: setup ## Write the lock files from pyproject.toml (UPGRADE=1: take the new
 	@$(BIN)/python image/lock.py
 
 .PHONY: bench-loop
-bench-loop: setup ## Compare the training loop with a bare hand-written one
+bench-loop: setup ## Compare the training loop with a bare hand-written one, Lightning, Fabric and Accelerate
+	@$(BIN)/uv pip install --quiet --target .bench/loop --no-deps --require-hashes -r bench/loop/peers.lock
 	@$(BIN)/python -m bench.loop $(ARGS)
 
 .PHONY: bench-recovery
@@ -77,7 +78,7 @@ bench-start: setup ## Time the start of a pod, and weigh its supervisor
 
 .PHONY: bench-checkpoint
 bench-checkpoint: setup ## Compare checkpoints with torch.save, torch.distributed.checkpoint and a bare client
-	@$(BIN)/uv pip install --quiet --target .bench --no-deps --require-hashes -r bench/checkpoint/peers.lock
+	@$(BIN)/uv pip install --quiet --target .bench/checkpoint --no-deps --require-hashes -r bench/checkpoint/peers.lock
 	@$(BIN)/python -m bench.checkpoint $(ARGS)
 
 .PHONY: clean

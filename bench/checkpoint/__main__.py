@@ -10,7 +10,7 @@ Contestants take turns within each round, each in new processes; figures are med
   save_mib_s      with the loop stopped
   restore_s       into a model that is there; ranks of one pod
 The floor is a bare client that pushes the same bytes: no checksum, no receipt, no commit, no optimizer to fill.
-Peers beyond torch.save need the packages of bench/checkpoint/peers.lock in the folder .bench (`make bench-checkpoint`).
+Peers beyond torch.save need the packages of bench/checkpoint/peers.lock in .bench/checkpoint (`make bench-checkpoint`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
 def _run(name: str, server: SeaweedFS, layers: int, batch: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        peers = [str(ROOT / ".bench")] if name.startswith("dcp") else []
+        peers = [str(ROOT / ".bench" / "checkpoint")] if name.startswith("dcp") else []
         environ = {**os.environ, **server.admin.environment, "AWS_ENDPOINT_URL": server.endpoint,
                    "AWS_REGION": "us-east-1", "OMP_NUM_THREADS": "1",
                    "RATCHET_BENCH": folder, "PYTHONPATH": os.pathsep.join([str(ROOT), *peers])}

@@ -1,10 +1,12 @@
-"""Run both loops in turns on two ranks of one machine and compare them round by round.
+"""Step time of Ratchet as it runs by default, beside a bare hand-written DistributedDataParallel loop and its peers.
 
-    python -m bench.loop [--rounds N] [--steps N] [--hidden N] [--batch N]
+    python -m bench.loop [--rounds N] [--steps N] [--only NAME ...]
 
-Both loops train the same MLP on the same samples, in the same processes and process group, one
-after the other within each round, the first one alternating, so a drift of the machine hits both.
-The ratio of a round is that of the medians of its step times; the figure is the median over the rounds.
+Two ranks, gloo, one thread each, the same model, batches and optimizer. Ratchet is `ratchet run` with all
+defaults on: supervisor, heartbeats, metrics, log lines, ledger, and a checkpoint every 100 steps. The peers log
+and save as often by their own means; the bare loop does neither. Contestants take turns within each round, each
+in new processes. A step's time is the mean over the steps after the first 100, saves included.
+Lightning, Fabric and Accelerate need the packages of bench/loop/peers.lock in .bench/loop (`make bench-loop`).
 """
 
 from __future__ import annotations
@@ -16,40 +18,96 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+from bench.loop.contestants import LOG_EVERY, SAVE_EVERY
+from bench.loop.workload import BATCH, LEARNING_RATE
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("bare", "ratchet", "lightning", "fabric", "accelerate")
+_FIRST = 100
+_EVERYBODY = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".bench" / "loop")])}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.loop", description="Compare Ratchet's loop with a bare one.")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds, each with both loops (%(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="steps of a loop in a round (%(default)s)")
-    parser.add_argument("--hidden", type=int, default=256, help="width of the MLP (%(default)s)")
-    parser.add_argument("--batch", type=int, default=128, help="samples of a rank in a step (%(default)s)")
+    parser = argparse.ArgumentParser(prog="python -m bench.loop", description="Compare loops.")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of every contestant (%(default)s)")
+    parser.add_argument("--steps", type=int, default=600, help="steps of a contestant in a round (%(default)s)")
+    parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="NAME", help=" ".join(NAMES))
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rounds.json"
-        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1",
-                        "--nproc-per-node", "2", "-m", "bench.loop.ranks", str(out), str(options.rounds),
-                        str(options.steps), str(options.hidden), str(options.batch)], check=True,
-                       env={**os.environ, "OMP_NUM_THREADS": "1"},
-                       stdout=subprocess.DEVNULL)  # log lines: part of what is measured, not of the result
-        rounds = json.loads(out.read_text())
-    print(f"{'round':>5}  {'bare ms':>8}  {'ratchet ms':>10}  {'ratio':>6}")
-    for number, r in enumerate(rounds):
-        print(f"{number:5}  {1000 * r['bare']:8.3f}  {1000 * r['ratchet']:10.3f}  {r['bare'] / r['ratchet']:6.3f}")
-    ratios = [r["bare"] / r["ratchet"] for r in rounds]
-    print("ratio: time of a bare step over that of Ratchet's; above 1, Ratchet is the faster one")
-    print(json.dumps({
-        "benchmark": "loop",
-        "ratio_to_bare": round(statistics.median(ratios), 4),
-        "ratio_min": round(min(ratios), 4),
-        "ratio_max": round(max(ratios), 4),
-        "bare_step_ms": round(1000 * statistics.median(r["bare"] for r in rounds), 3),
-        "ratchet_step_ms": round(1000 * statistics.median(r["ratchet"] for r in rounds), 3),
-        "same_parameters": all(r["same"] for r in rounds),
-        "rounds": len(rounds),
-    }))
+    last = options.steps - LOG_EVERY  # the line of the last step waits for the last save
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in options.only}
+    for number in range(options.rounds):
+        shift = number % len(options.only)
+        for name in (*options.only[shift:], *options.only[:shift]):
+            with tempfile.TemporaryDirectory() as folder:
+                run = _ratchet if name == "ratchet" else _peer
+                found[name].append(run(name, Path(folder), options.steps, last))
+        print(f"round {number}  " + "  ".join(f"{name} {1000 * rounds[-1]['step_s']:.3f} ms"
+                                              for name, rounds in found.items()), flush=True)
+    print(json.dumps(_summary(found)))
     return 0
+
+
+def _peer(name: str, folder: Path, steps: int, last: int) -> dict[str, float]:
+    out = folder / "found.json"
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1",
+                    "--nproc-per-node", "2", "-m", "bench.loop.contestants", name, str(out), str(steps), str(_FIRST),
+                    str(last)], check=True, cwd=ROOT, env={**os.environ, **_EVERYBODY}, capture_output=True)
+    found: dict[str, float] = json.loads(out.read_text())
+    return found
+
+
+def _ratchet(_: str, folder: Path, steps: int, last: int) -> dict[str, float]:
+    config = folder / "loop.toml"
+    config.write_text(f"""
+[run]
+name = "loop"
+[workload]
+module = "bench.loop.workload"
+[store]
+url = "file://{folder}/store"
+[train]
+epochs = 1000000
+max_steps = {steps}
+global_batch_size = {2 * BATCH}
+evaluate_every_epochs = 0
+log_every_steps = {LOG_EVERY}
+[optimizer]
+lr = {LEARNING_RATE}
+[checkpoint]
+every_steps = {SAVE_EVERY}
+[launch]
+nproc_per_node = "2"
+[metrics]
+port = 0
+[log]
+format = "json"
+""")
+    ended = subprocess.run([sys.executable, "-m", "trainer", "run", str(config)], check=True, cwd=ROOT,
+                           env={**os.environ, **_EVERYBODY}, capture_output=True, text=True)
+    lines: list[dict[str, Any]] = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    at = {line["step"]: datetime.fromisoformat(line["timestamp"]) for line in lines if line["event"] == "step"}
+    loss = [line["loss"] for line in lines if line["event"] == "evaluation"][-1]
+    return {"step_s": (at[last] - at[_FIRST]).total_seconds() / (last - _FIRST), "loss": loss}
+
+
+def _summary(found: dict[str, list[dict[str, float]]]) -> dict[str, object]:
+    losses = [each["loss"] for rounds in found.values() for each in rounds]
+    summary: dict[str, object] = {
+        "benchmark": "loop", "rounds": len(next(iter(found.values()))),
+        "step_ms": {name: round(1000 * statistics.median(r["step_s"] for r in rounds), 3)
+                    for name, rounds in found.items()},
+        "same_loss": max(losses) - min(losses) < 1e-3,
+    }
+    for other in set(found) - {"ratchet"} if "ratchet" in found else ():
+        pairs = zip(found[other], found["ratchet"], strict=True)
+        ratios = [theirs["step_s"] / ours["step_s"] for theirs, ours in pairs]
+        summary[f"ratio_to_{other}"] = round(statistics.median(ratios), 4)
+        summary[f"ratio_to_{other}_range"] = [round(min(ratios), 4), round(max(ratios), 4)]
+    return summary
 
 
 if __name__ == "__main__":

@@ -99,8 +99,9 @@ class Job:
         items = self.namespace.get("pods", "--selector", f"training.kubeflow.org/job-name={self.name}")["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
-    def running(self) -> set[str]:
-        return {name for name, pod in self.pods().items()
+    def running(self) -> dict[str, dict[str, Any]]:
+        """Those of `pods` that run and are to stay."""
+        return {name: pod for name, pod in self.pods().items()
                 if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]}
 
     def stopped(self) -> bool:
@@ -115,9 +116,15 @@ class Job:
     def worker(self, index: int) -> str:
         return f"{self.name}-worker-{index}"
 
-    def uid(self, index: int) -> str:
-        """Tells a pod from another of the same name."""
-        return str(self.pods()[self.worker(index)]["metadata"]["uid"])
+    def node(self, index: int) -> str | None:
+        """Where a worker runs; None while it does not. One question, for between two pods come and go."""
+        pod = self.running().get(self.worker(index))
+        return str(pod["spec"]["nodeName"]) if pod else None
+
+    def uid(self, index: int) -> str | None:
+        """Tells a running worker from another of the same name."""
+        pod = self.running().get(self.worker(index))
+        return str(pod["metadata"]["uid"]) if pod else None
 
     def log(self, index: int, *words: object) -> list[dict[str, Any]]:
         """The lines that a worker's container has written as JSON."""

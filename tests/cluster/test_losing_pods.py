@@ -19,7 +19,7 @@ def train(here: Namespace, settings: Mapping[str, Any] | None = None) -> tuple[J
     return job, job.wait_for_step(SAVE_EVERY + SAVE_EVERY // 2, world_size=2)["step"]
 
 
-def must_recover(here: Namespace, job: Job, index: int, *, old: str, seen: int, lost: int) -> None:
+def must_recover(here: Namespace, job: Job, index: int, *, old: str | None, seen: int, lost: int) -> None:
     """Both pods train again, the job succeeds, every sample counts once.
 
     Args:
@@ -27,8 +27,7 @@ def must_recover(here: Namespace, job: Job, index: int, *, old: str, seen: int, 
         seen: a step that was reached before.
         lost: how many of the steps before it may be done again.
     """
-    wait_until("a new pod in its place", lambda: job.worker(index) in job.running() and job.uid(index) != old,
-               seconds=120)
+    wait_until("a new pod in its place", lambda: job.uid(index) not in (None, old), seconds=120)
     job.wait_for_step(seen + 1, world_size=2)
     job.hurry()
     job.wait_to_succeed()

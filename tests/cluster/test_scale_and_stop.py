@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.cluster.kube import Job, Namespace, command, wait_until
+from tests.cluster.kube import Namespace, command, wait_until
 from tests.cluster.runs import NO_SAVES, SAVE_EVERY, outside, render, the
 
 
@@ -75,25 +75,21 @@ def test_a_drained_node_costs_no_sample(here: Namespace, drained: list[str]) -> 
     here.apply(objects)
     job = here.job()
     seen = job.wait_for_step(SAVE_EVERY + SAVE_EVERY // 2, world_size=2)["step"]
-    node = _node(job, 1)
+    node = job.node(1)
+    assert node is not None
 
     drained.append(node)
     # The S3 server may live on this node, with its data, and other tests' pods: only this job's have to go.
     here.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
                  "--pod-selector", "drain=this", timeout=120)
 
-    wait_until("the pod on another node", lambda: job.worker(1) in job.running() and _node(job, 1) != node, seconds=120)
+    wait_until("the pod on another node", lambda: job.node(1) not in (None, node), seconds=120)
     job.wait_for_step(seen + 1, world_size=2)
     job.hurry()
     job.wait_to_succeed()
     run = outside(here)
     run.must_be_complete_and_exact()
     assert run.resumed_at()[0] >= seen, "it did not save when it was told to go"
-
-
-def _node(job: Job, index: int) -> str:
-    node: str = job.pods()[job.worker(index)]["spec"].get("nodeName", "")
-    return node
 
 
 def _in_order(wanted: Sequence[int], seen: Sequence[int]) -> bool:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -43,15 +43,19 @@ class Pods:
         for number in list(self.running):
             self.kill(number)
 
-    def start(self, number: int) -> None:
-        """Start pod `number`, or its replacement."""
+    def start(self, number: int, within: Sequence[str] = ()) -> None:
+        """Start pod `number`, or its replacement.
+
+        Args:
+            within: a command that runs another one, for a pod that sees the machine differently.
+        """
         pet = {
             "PET_NNODES": self.nodes, "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
             "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}", "PET_MAX_RESTARTS": "100",
             "PET_RDZV_CONF": f"is_host={str(number == 0).lower()},last_call_timeout=2",
             "POD_NAME": f"job-worker-{number}",
         }
-        command = [sys.executable, "-m", "trainer", "run", str(self.job.config(**self.settings))]
+        command = [*within, sys.executable, "-m", "trainer", "run", str(self.job.config(**self.settings))]
         with (self.job.folder / f"pod-{number}.log").open("a") as log:
             self.running[number] = self.job.start(command, {**pet, **self.environ}, output=log)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -156,13 +157,18 @@ def test_the_pod_that_hosts_the_rendezvous_is_replaced(pods: Callable[..., Pods]
     job.wait_for(lambda: survey(file_store, "pods").committed[0].step > saved, "a new checkpoint")
 
 
+@pytest.mark.parametrize("when", ["at once", "late"])
 def test_another_pod_is_replaced_and_the_survivor_waits_in_place(
-        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+        when: str, pods: Callable[..., Pods], file_store: ObjectStore) -> None:
     job = pods("2:2")
     job.start(0)
     job.start(1)
     job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint")
     job.kill(1)
+    if when == "late":  # the rendezvous has given the pod up by then, and the wait is told
+        job.wait_for(lambda: job.lines(0, "waiting for other pods"), "the survivor to say that it waits")
+        (waiting,) = job.lines(0, "waiting for other pods")[:1]
+        assert (len(waiting["present"]), waiting["least"]) == (1, 2)
     job.start(1)
     job.wait_for(lambda: len(job.lines(0, "restored")) == 1, "the restore of the survivor")
     assert len(job.lines(0, "plan")) == 1, "its pod was not started again"
@@ -204,6 +210,44 @@ def test_sigterm_while_the_host_of_the_rendezvous_is_not_there(pods: Callable[..
     assert "does not resolve" in job.lines(1, "waiting for the rendezvous host")[0]["missing"]
     job.terminate(1)
     assert job.end(1) == Exit.PREEMPTED, job.text()
+
+
+@pytest.fixture
+def namespaced() -> Callable[[str], list[str]]:
+    """Makes a command that runs another one with file systems of its own, after a shell line."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root may mount: no own file systems for a process here")
+    return lambda line: ["unshare", "--mount", "sh", "-ec", f'{line}; exec "$@"', "sh"]
+
+
+def test_the_name_of_the_rendezvous_host_comes_late(
+        pods: Callable[..., Pods], file_store: ObjectStore, tmp_path: Path,
+        namespaced: Callable[[str], list[str]]) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    job = pods("2:2")
+    job.environ = {"PET_RDZV_ENDPOINT": f"late-pod.invalid:{job.port}"}
+    job.start(1, within=namespaced(f"mount --bind {hosts} /etc/hosts"))
+    job.wait_for(lambda: job.lines(1, "waiting for the rendezvous host"), "the wait")
+    assert "does not resolve" in job.lines(1, "waiting for the rendezvous host")[0]["missing"]
+    job.environ = {}
+    job.start(0)
+    with hosts.open("a") as file:  # in place: a new file would not be the one that is mounted
+        file.write("127.0.0.1 late-pod.invalid\n")
+    job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint of both")
+    assert job.lines(1, "the rendezvous host is there")
+
+
+def test_a_full_disk_ends_the_run_with_its_name(make_file_job: MakeJob, file_store: ObjectStore,
+                                                namespaced: Callable[[str], list[str]]) -> None:
+    job = make_file_job(name="full", settings={"launch.nproc_per_node": "1"})
+    folder = Path(file_store.url.removeprefix("file://"))
+    folder.mkdir(exist_ok=True)
+    ended = finish(job.start([*namespaced(f"mount -t tmpfs -o size=16k tmpfs {folder}"),
+                              sys.executable, "-m", "trainer", "run", str(job.config())]))
+    assert ended.code == Exit.STORE_UNAVAILABLE, ended.text
+    assert "No space left on device" in str(ended.lines[-1]["reason"]), ended.text
+    assert "Traceback" not in ended.text
 
 
 def test_a_host_of_the_rendezvous_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:

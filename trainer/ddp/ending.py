@@ -45,7 +45,8 @@ def guarded(body: Callable[[], Ending | None], *, where: Callable[[], tuple[int,
         code, message, trace = ending.code, ending.message, ""
     except BaseException as error:  # noqa: BLE001  # the last place that can turn an error into a code
         code, message = _read(error)
-        trace = "" if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
+        told = isinstance(error, ConfigError | StoreError)  # where in our code it was found helps nobody
+        trace = "" if told else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
     if code is not Exit.DONE:
         rank, local_rank, step = where()
         write_report(Report(code=int(code), rank=rank, local_rank=local_rank, pid=os.getpid(), step=step,

@@ -45,6 +45,8 @@ class Saves:
         self._settings, self._checkpointer, self._reporter = config.checkpoint, checkpointer, reporter
         self._best, self._metrics, self._url = best, metrics, url
         self._begun_at = time.monotonic()
+        self.problem = ""
+        """Why the newest save that has failed did; rank, key and what the store said."""
 
     def wanted(self) -> bool:
         """Whether the save interval is over, by this rank's clock."""
@@ -91,6 +93,7 @@ class Saves:
 
     def _tell(self, saved: Saved | None) -> None:
         if saved is not None:
+            self.problem = saved.problem or self.problem
             self._reporter.saved(saved, f"{self._url}/{saved.place.folder}")
             if saved.divergence is not None:
                 self._reporter.diverged(saved.place.step, saved.divergence)

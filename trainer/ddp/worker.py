@@ -176,9 +176,9 @@ class Worker:
         if self.saves.ensure(training.step, training.samples):
             store = "which is saved"
         elif self.checkpointer.last is not None:
-            store = f"the last checkpoint is that of step {self.checkpointer.last.step}"
+            store = f"the last checkpoint is that of step {self.checkpointer.last.step}: {self.saves.problem}"
         else:
-            store = "without any checkpoint"
+            store = f"without any checkpoint: {self.saves.problem}"
         self.metrics.enter("shutdown")
         self.metrics.flush(force=True)
         return Ending(Exit.PREEMPTED, f"stopped at step {training.step}, {store}")
@@ -186,7 +186,8 @@ class Worker:
     def _finish(self, training: Training) -> Ending:
         """Make sure that the end is durable, measure it, and leave the mark that the run is complete."""
         if not self.saves.ensure(training.step, training.samples):
-            raise StoreUnavailable("the run is complete but its last checkpoint could not be saved")
+            raise StoreUnavailable("the run is complete but its last checkpoint could not be saved:"
+                                   f" {self.saves.problem}")
         if self.best.step != training.step and not self._evaluate():
             return self._stop(training)
         if self.rank.rank == 0 and self.plugins.finish:

@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from trainer.elastic.meeting import Meeting
 from trainer.elastic.nursery import Cold, Nursery, Process
 from trainer.launch.exits import Exit, Report, write_report
 from trainer.telemetry.logs import get_logger
@@ -36,12 +37,18 @@ class WarmAgent(SimpleElasticAgent):
         nursery: starts the ranks.
         program: `-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS`.
         stop_seconds: how long ranks that are asked to stop may take, to save what they have.
+        meeting: is told when a wait for other pods begins.
     """
 
-    def __init__(self, spec: WorkerSpec, nursery: Nursery | Cold, program: Sequence[str], stop_seconds: int) -> None:
+    def __init__(self, spec: WorkerSpec, nursery: Nursery | Cold, program: Sequence[str], stop_seconds: int,
+                 meeting: Meeting) -> None:
         super().__init__(spec, shutdown_timeout=stop_seconds)
-        self._nursery, self._program = nursery, program
+        self._nursery, self._program, self._meeting = nursery, program, meeting
         self._ranks: dict[int, Process] = {}
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._meeting.begin()
+        super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         get_logger().info("starting ranks", ranks=[worker.global_rank for worker in worker_group.workers],

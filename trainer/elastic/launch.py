@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer.elastic.agent import WarmAgent
+from trainer.elastic.meeting import Meeting
 from trainer.elastic.nursery import Cold, Nursery
 
 _POLL_SECONDS = 0.1
@@ -46,7 +47,6 @@ def launch(args: argparse.Namespace, nursery: Nursery | Cold) -> RunResult:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, _raise)
     config, _, _ = config_from_args(args)
-    _poll_faster(config.max_nodes)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
         max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs)
@@ -54,12 +54,14 @@ def launch(args: argparse.Namespace, nursery: Nursery | Cold) -> RunResult:
     static = config.rdzv_backend == "static"
     program = ["-m", args.training_script] if args.module else [args.training_script]
     handler = registry.get_rendezvous_handler(parameters)
+    meeting = Meeting(handler, least=config.min_nodes, most=config.max_nodes)
+    _watch_the_polls(config.max_nodes, meeting.look)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=args.training_script, rdzv_handler=handler,
         max_restarts=config.max_restarts, monitor_interval=config.monitor_interval, local_addr=config.local_addr,
         master_addr=master[0] if static else None, master_port=master[1] if static else None)
     agent = WarmAgent(spec, nursery, [*program, *args.training_script_args],
-                      int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")))
+                      int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")), meeting)
     try:
         result: RunResult = agent.run()
     except SignalException:
@@ -76,14 +78,15 @@ def _raise(number: int, _frame: FrameType | None) -> None:
     raise SignalException(f"got {received.name}", sigval=received)
 
 
-def _poll_faster(pods: int) -> None:
+def _watch_the_polls(pods: int, look: Callable[[], None]) -> None:
     """Let few pods look for each other ten times a second; torch's own wait is fixed at one second.
 
-    Its only handle is the function that sleeps.
+    Its only handle is the function that sleeps, which is also where a long wait can be told.
     """
     torchs_own: Callable[[float | tuple[float, float]], None] = vars(dynamic_rendezvous)["_delay"]
 
     def delay(seconds: float | tuple[float, float]) -> None:
+        look()
         if pods < _MANY_PODS and seconds == 1:
             time.sleep(_POLL_SECONDS)
         else:

@@ -81,14 +81,14 @@ def started(config: Config, *, commands: Commands | None = None,
     plan = make_plan(config, resources, environ)
     on_terminal = config.log.format != "json" and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(private_folder())
-        except OSError as error:
-            raise ConfigError(str(error)) from None
-        (folder / "reports").mkdir()
         if on_terminal:  # the ranks write into a pipe and would choose JSON
             config = dataclasses.replace(config, log=dataclasses.replace(config.log, format="console"))
-        (folder / "config.json").write_text(to_json(config))
+        try:
+            folder = stack.enter_context(private_folder())
+            (folder / "reports").mkdir()
+            (folder / "config.json").write_text(to_json(config))
+        except OSError as error:
+            raise ConfigError(str(error)) from None
         agent = subprocess.Popen(
             [*commands.agent, *plan.torchrun_arguments, *commands.worker], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if on_terminal else None, stderr=subprocess.STDOUT if on_terminal else None,
