@@ -32,6 +32,10 @@ demo: setup ## The same on a real S3 server, with kills and another number of ra
 test: setup ## Run the unit and integration tests
 	@$(BIN)/python -m pytest --numprocesses 2 $(PYTEST_ARGS)
 
+.PHONY: test-crashes
+test-crashes: setup ## Kill every process at every step of a save, on both kinds of store (`make test` runs a part)
+	@RATCHET_TEST_CRASHES=all $(BIN)/python -m pytest tests/integration/test_crashes.py $(PYTEST_ARGS)
+
 .PHONY: test-chart
 test-chart: setup ## Check the chart and the manifests (needs helm, kubectl and kubeconform; see tests/cluster)
 	@$(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)

@@ -126,9 +126,20 @@ def _audit(words: list[str]) -> int:
 
 
 def _checkpoints(words: list[str]) -> int:
-    from trainer.checkpoint.tools import main as tools  # its own words first, the rest are the settings
+    from trainer.checkpoint.manifest import BadManifest
+    from trainer.launch.exits import Exit
 
-    return tools(words, _load)
+    try:
+        if words[:1] == ["import"]:
+            from trainer.ddp.importing import main  # it builds the user's model
+
+            return main(words, _load)
+        from trainer.checkpoint.tools import main as tools  # its own words first, the rest are the settings
+
+        return tools(words, _load)
+    except BadManifest as error:
+        print(f"ratchet: error: the checkpoint does not verify: {error}", file=sys.stderr)
+        return Exit.UNREADABLE
 
 
 def _history(words: list[str]) -> int:
@@ -214,22 +225,39 @@ folders that are written to, the memory. The exit code is 0 if all of it works, 
 examples:
   ratchet doctor
   docker run --rm IMAGE doctor --store.url s3://bucket/experiments"""),
-    "checkpoints": Command(_checkpoints, "list, show, verify or prune the checkpoints of a run", f"""\
+    "checkpoints": Command(_checkpoints, "list, verify, compare, export, import or prune checkpoints", f"""\
 usage: ratchet checkpoints ls [--json] [CONFIG] [--section.field VALUE ...]
        ratchet checkpoints show [--step N] [--json] ...
        ratchet checkpoints verify [--step N] [--json] ...
-       ratchet checkpoints prune --keep-last N [--keep-every STEPS] [--yes] [--json] ...
+       ratchet checkpoints diff A B [--json] ...
+       ratchet checkpoints export FILE [--step N] [--prefix TEXT] [--average] [--json] ...
+       ratchet checkpoints import FILE [--prefix TEXT] [--json] ...
+       ratchet checkpoints prune --keep-last N [--keep-every STEPS] [--keep-best N] [--keep-spaced]
+                                 [--yes] [--json] ...
 
 Look at what the store holds of a run. `show` lists the tensors of one checkpoint (the newest, unless
---step is given); `verify` reads every byte and ends with code 1 if any has changed; `prune` only
-tells what it would delete unless --yes is given, and never deletes the two newest.
+--step is given); `verify` reads every byte and ends with code 1 if any has changed; `diff` tells
+which tensors, generators and settings two checkpoints (STEP, or RUN/STEP) do not have alike, and by
+how much, and ends with code 1 if there are any; `prune` only tells what it would delete unless
+--yes is given, and never deletes the two newest, nor the one that the newest attempt began from; it
+takes leftovers of dead attempts along. `checkpoint.keep_last` and its like do the same in the run.
 
+`export` writes the model as FILE: .safetensors, or .pt, a plain state_dict. `import` begins the run,
+which must have no checkpoint yet, from such a file (or a Lightning .ckpt, or the index of Hugging
+Face's .safetensors); the settings must build the model that the weights are of.
+
+  --prefix TEXT           export: put before every name (`module.` for DistributedDataParallel);
+                          import: take only names that begin so, without it (a prefix that all
+                          names share is found by itself)
+  --average               export the moving average of the weights (train.ema_decay)
   --json                  for programs
 {_ARGUMENTS}
 
 examples:
   ratchet checkpoints ls digits
   ratchet checkpoints verify my.toml --step 1200
+  ratchet checkpoints export model.safetensors my.toml
+  ratchet checkpoints import pretrained.pt my.toml --run.name tuned
   ratchet checkpoints prune my.toml --keep-last 3 --keep-every 1000 --yes"""),
     "history": Command(_history, "print what a run has measured, as JSON lines", f"""\
 usage: ratchet history [CONFIG] [--section.field VALUE ...]

@@ -46,7 +46,7 @@ class Faults:
         self.steps: Any = None
         self._calls = 0
 
-    def strike(self) -> None:
+    def strike(self, model: nn.Module) -> None:
         self._calls += 1
         fault = self._mine.get(self._calls)
         if not fault:
@@ -55,6 +55,10 @@ class Faults:
         try:
             mark.touch(exist_ok=fault.endswith("!"))
         except FileExistsError:
+            return
+        if fault == "drift":
+            with torch.no_grad():
+                model.head.bias[0] += 1e-3
             return
         _strike(fault.removesuffix("!"))
 
@@ -99,7 +103,7 @@ class Net(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if self.training:
             time.sleep(self.pace)
-            self.faults.strike()
+            self.faults.strike(self)
         else:
             time.sleep(self.evaluation_pace)
         out: torch.Tensor = self.head(self.body(features))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from trainer.checkpoint.wire import Gone, Line, SharedMemory
 
 _ANSWER_SECONDS = 120.0
 """An uploader that was just started has to import boto3, on a busy machine; a buffer waits for an upload."""
+
+_TEND_SECONDS = 0.5
+"""How often to look, while there is no answer, whether the uploader has to be started again."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,18 @@ class Link:
         if self._line is None:
             raise Gone("the connection to the uploader broke")
         self._line.send(frame)
-        try:
-            answer, descriptors = self._answers.get(timeout=_ANSWER_SECONDS)
-        except queue.Empty:
-            self.close()  # an answer that comes after all would be taken for another one's
-            raise Gone(f"the uploader gave no answer in {_ANSWER_SECONDS:.0f} s") from None
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            try:
+                answer, descriptors = self._answers.get(timeout=_TEND_SECONDS)
+                break
+            except queue.Empty:
+                # The sockets of a process that dies are closed before its parent can know of its end: who dialled
+                # in between waits at a listener behind which nobody is.
+                self._revive()
+            if time.monotonic() > deadline:
+                self.close()  # an answer that comes after all would be taken for another one's
+                raise Gone(f"the uploader gave no answer in {_ANSWER_SECONDS:.0f} s")
         if answer["event"] == "gone":
             raise Gone(answer["problem"])
         return answer, descriptors
@@ -163,6 +174,7 @@ class Link:
             if self._outcome is not None:  # our share was written before; now the last one is
                 outcome = Outcome(outcome.place, outcome.committed or self._outcome.committed,
                                   max(outcome.uploaded, self._outcome.uploaded),
-                                  outcome.problem or self._outcome.problem, outcome.reason or self._outcome.reason)
+                                  outcome.problem or self._outcome.problem, outcome.reason or self._outcome.reason,
+                                  outcome.differs or self._outcome.differs)
             self._outcome = outcome
             self._changed.notify_all()

@@ -23,6 +23,10 @@ class BadManifest(ValueError):
     """A manifest that can't be trusted; the message says why."""
 
 
+class Differing(BadManifest):
+    """The ranks had not the same state when they staged it: their slices make no state that any of them had."""
+
+
 @dataclass(frozen=True)
 class Object:
     """One object in the store and what part of the state it holds."""
@@ -56,6 +60,8 @@ class Header:
     config: Mapping[str, Any]
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means over the validation split, if it was evaluated at this step."""
+    alike: bool = False
+    """Whether there is a checkpoint only if all ranks' receipts have the same digest."""
 
     @property
     def place(self) -> Place:
@@ -69,6 +75,8 @@ class Receipt:
     rank: int
     objects: tuple[Object, ...]
     header: Header | None
+    digest: str = ""
+    """Checksum of all of the replicated state as this rank had it; empty when it was not taken for this save."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
@@ -88,11 +96,14 @@ class Manifest:
 
         Raises:
             BadManifest: when they do not make one whole checkpoint.
+            Differing: when they make a mixture of different states, and that was not to be saved.
         """
         ordered = sorted(receipts, key=lambda receipt: receipt.rank)
         header = ordered[0].header if ordered else None
         if header is None or [r.rank for r in ordered] != list(range(header.world_size)):
             raise BadManifest(f"receipts of ranks {[r.rank for r in ordered]} are not a complete set")
+        if header.alike and differ(ordered):
+            raise Differing(f"the ranks' states differ at step {header.step}")
         manifest = cls(header, tuple(r.objects for r in ordered))
         manifest.check()
         return manifest
@@ -142,13 +153,19 @@ class Manifest:
         return manifest
 
 
+def differ(receipts: Sequence[Receipt]) -> bool:
+    """Whether the states that the receipts tell of were not the same on all ranks."""
+    return len({receipt.digest for receipt in receipts}) > 1
+
+
 def read_receipt(data: bytes | bytearray) -> Receipt:
     """Raises BadManifest."""
     try:
         fields = json.loads(data)
         header = fields["header"]
         objects = tuple(Object(**o) for o in fields["objects"])
-        return Receipt(fields["rank"], objects, parse_header(header) if header else None)
+        return Receipt(fields["rank"], objects, parse_header(header) if header else None,
+                       fields.get("digest", ""))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadManifest(f"a receipt is damaged: {type(error).__name__}: {error}") from None
 

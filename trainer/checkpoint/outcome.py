@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainer.checkpoint.manifest import Differing
 from trainer.checkpoint.names import Place
 from trainer.store import StoreRefused, StoreUnavailable
 
@@ -21,6 +22,8 @@ class Outcome:
     problem: str = ""
     reason: str = ""
     """The kind of problem, one of `telemetry.metrics.REASONS`."""
+    differs: bool = False
+    """The ranks' states were not the same."""
 
     def encode(self) -> dict[str, Any]:
         return {"event": "outcome", **asdict(self)}
@@ -32,6 +35,8 @@ class Outcome:
 
     @classmethod
     def failed(cls, place: Place, error: Exception) -> Outcome:
-        reason = ("store_refused" if isinstance(error, StoreRefused)
+        differs = isinstance(error, Differing)
+        reason = ("diverged" if differs else "store_refused" if isinstance(error, StoreRefused)
                   else "store_unavailable" if isinstance(error, StoreUnavailable) else "other")
-        return cls(place, committed=False, uploaded=0, problem=str(error) or repr(error), reason=reason)
+        return cls(place, committed=False, uploaded=0, problem=str(error) or repr(error), reason=reason,
+                   differs=differs)

@@ -12,9 +12,11 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 
+from trainer.checkpoint.digest import digests
 from trainer.checkpoint.layout import memory, raw_bytes
 from trainer.checkpoint.table import Entry, overlaps, pieces
 from trainer.checkpoint.upload import Part
@@ -106,6 +108,11 @@ class Stager:
                 crc = zlib.crc32(target[place : place + stop - start], crc)
             parts.append(Part(space, first, offset + first - begin, last - first, crc))
         return parts
+
+    def digests(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Checksums of whole tensors, as they were at `mark`; on a GPU it computes them, beside the training."""
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            return digests(tensors)
 
     def _copy_from_gpu(self, tensors: Mapping[str, torch.Tensor], entries: Sequence[Entry], begin: int, end: int,
                        base: int, target: memoryview, offset: int) -> None:

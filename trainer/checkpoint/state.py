@@ -34,6 +34,7 @@ class TrainState:
         self.model, self.optimizer = model, optimizer
         self._parameters = dict(model.named_parameters())
         names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._tied = self.aliases(model)
         self._optimized = {
             names.get(id(parameter), f"group{g}.{i}"): (parameter, group)
             for g, group in enumerate(optimizer.param_groups)
@@ -45,6 +46,13 @@ class TrainState:
     def _groups(self) -> list[dict[str, Any]]:
         return [{key: value.item() if isinstance(value, torch.Tensor) else value
                  for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+
+    @staticmethod
+    def aliases(model: torch.nn.Module) -> dict[str, str]:
+        """Further names of weights that a model uses in several places -> the name under which they are saved."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return {alias: names[id(parameter)] for alias, parameter in model.named_parameters(remove_duplicate=False)
+                if alias != names[id(parameter)]}
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +78,8 @@ class TrainState:
                 if name not in every and isinstance(value, torch.Tensor)}
 
     def facts(self) -> dict[str, Any]:
-        """What is no tensor: the optimizer's scalar state, and what it has changed in its groups' settings.
+        """What is no tensor: the optimizer's scalar state, what it has changed in its groups' settings, and the
+        further names of weights that the model uses in several places.
 
         Raises:
             ValueError: for a value that JSON can't hold.
@@ -83,7 +92,7 @@ class TrainState:
                    if (plain := {key: value for key, value in self.optimizer.state.get(parameter, {}).items()
                                  if not isinstance(value, torch.Tensor)})}
         kind = f"{type(self.optimizer).__name__} with {len(groups)} parameter group{'s' if len(groups) > 1 else ''}"
-        facts = {"optimizer": kind, "groups": groups, "scalars": scalars}
+        facts = {"optimizer": kind, "groups": groups, "scalars": scalars, "tied": self._tied}
         try:
             json.dumps(facts, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from trainer.checkpoint.manifest import BadManifest, Manifest, commit, read_receipt
+from trainer.checkpoint.manifest import BadManifest, Manifest, commit, differ, read_receipt
 from trainer.checkpoint.names import MANIFEST, Place, attempt_number, parse
 from trainer.store import NotFound, ObjectStore
 
@@ -46,15 +46,20 @@ def survey(store: ObjectStore, run: str, *, mend: bool = False) -> Survey:
     return Survey(tuple(sorted(committed, reverse=True)), last + 1)
 
 
-def finish(store: ObjectStore, place: Place) -> None:
+def finish(store: ObjectStore, place: Place) -> bool:
     """Commit a checkpoint of which all receipts are there.
+
+    Returns:
+        Whether its slices come from different states, and it was to be saved all the same.
 
     Raises:
         BadManifest: when some are missing or they do not fit together.
         StoreError: when the store does not answer.
     """
     names = [key for key, _ in store.list(f"{place.folder}/receipt-")]
-    commit(store, Manifest.of([read_receipt(store.get(key)) for key in names]))
+    receipts = [read_receipt(store.get(key)) for key in names]
+    commit(store, Manifest.of(receipts))
+    return differ(receipts)
 
 
 def _finish(store: ObjectStore, place: Place) -> bool:

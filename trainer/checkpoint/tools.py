@@ -1,22 +1,30 @@
-"""`ratchet checkpoints`: look at a run's checkpoints, check every byte of them, delete old ones. No torch here."""
+"""`ratchet checkpoints`: look at a run's checkpoints, check, compare, export and delete them.
+
+Torch is loaded by those commands alone that look into tensors. `import` needs the user's model: `ddp.importing`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NoReturn
 
+from trainer.checkpoint.export import export
 from trainer.checkpoint.manifest import BadManifest, Manifest, Object
 from trainer.checkpoint.names import Place
-from trainer.checkpoint.retention import delete, spare
+from trainer.checkpoint.reading import fetch
+from trainer.checkpoint.retention import Policy, Retention, delete
 from trainer.checkpoint.survey import read_manifest, survey
 from trainer.config import Config, ConfigError, Resolved
-from trainer.store import NotFound, ObjectStore, open_store
+from trainer.store import ObjectStore, open_store
 
 _READERS = 4
+_OPERANDS = {"export": ("FILE",), "diff": ("A", "B")}
+"""What stands right behind a command."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,11 +45,16 @@ def main(words: Sequence[str], load: Callable[[Sequence[str]], Resolved]) -> int
         StoreError: when the store does not answer.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("command", choices=("ls", "show", "verify", "prune"))
+    operands, words = take_operands(words)
+    parser.add_argument("command", choices=("ls", "show", "verify", "diff", "export", "prune"))
     parser.add_argument("--step", type=int)
     parser.add_argument("--keep-last", type=int)
     parser.add_argument("--keep-every", type=int, default=0)
+    parser.add_argument("--keep-best", type=int, default=0)
+    parser.add_argument("--keep-spaced", action="store_true")
     parser.add_argument("--yes", action="store_true")
+    parser.add_argument("--prefix", default="")
+    parser.add_argument("--average", action="store_true")
     parser.add_argument("--json", action="store_true")
     options, rest = parser.parse_known_args(list(words))
     config = load(rest).config
@@ -58,14 +71,42 @@ def main(words: Sequence[str], load: Callable[[Sequence[str]], Resolved]) -> int
                     for place in wanted]
             _print(rows, as_json=options.json)
             return 1 if any(row["problems"] for row in rows) else 0
+        case "diff":
+            return _diff(store, [_named(store, word, places, config) for word in operands], as_json=options.json)
+        case "export":
+            place, path = _chosen(places, options.step, config), Path(operands[0])
+            count = export(store, read_manifest(store, place), path, prefix=options.prefix, average=options.average)
+            return _print([{"step": place.step, "checkpoint": place.folder, "file": str(path), "tensors": count,
+                            "mib": round(path.stat().st_size / 2**20, 1)}], as_json=options.json)
+    return _prune(store, places, options, config)
+
+
+def _prune(store: ObjectStore, places: Sequence[Place], options: argparse.Namespace, config: Config) -> int:
     if options.keep_last is None:
         raise ConfigError("ratchet checkpoints prune: say how many of the newest stay, with --keep-last N")
+    if options.keep_best and not config.best.metric:
+        raise ConfigError("ratchet checkpoints prune: --keep-best needs --best.metric NAME: what is best")
+    policy = Policy(options.keep_last, options.keep_every, options.keep_best, config.best.metric, config.best.mode,
+                    options.keep_spaced)
+    older, leftovers = Retention(policy).choose(store, read_manifest(store, places[0])) if places else ([], [])
     rows = []
-    for place in spare(places, keep_last=options.keep_last, keep_every=options.keep_every):
+    for place in (*older, *leftovers):
         freed = delete(store, place) if options.yes else sum(size for _, size in store.list(f"{place.folder}/"))
         rows.append({"step": place.step, "checkpoint": place.folder, "mib": round(freed / 2**20, 1),
-                     "deleted": options.yes})
+                     "kind": "leftovers" if place in leftovers else "checkpoint", "deleted": options.yes})
     return _print(rows, as_json=options.json)
+
+
+def take_operands(words: Sequence[str], known: Mapping[str, Sequence[str]] = _OPERANDS
+                  ) -> tuple[list[str], list[str]]:
+    """Split what stands right behind the command from the rest: `export FILE ...`. Raises ConfigError."""
+    command, rest = "".join(words[:1]), list(words[1:])
+    names = known.get(command, ())
+    operands = rest[: len(names)]
+    if len(operands) < len(names) or any(word.startswith("--") for word in operands):
+        raise ConfigError(f"ratchet checkpoints {command}: {' and '.join(names)} must follow at once"
+                          " (see ratchet checkpoints --help)")
+    return operands, [*words[:1], *rest[len(names):]]
 
 
 def damages(store: ObjectStore, place: Place) -> list[str]:
@@ -77,12 +118,10 @@ def damages(store: ObjectStore, place: Place) -> list[str]:
 
     def check(item: Object) -> str:
         try:
-            data = store.get(item.key)
-        except NotFound:
-            return f"{item.key}: it is missing"
-        if len(data) != item.size:
-            return f"{item.key}: it has {len(data)} bytes and should have {item.size}"
-        return "" if zlib.crc32(data) == item.crc32 else f"{item.key}: its bytes have changed (CRC does not match)"
+            fetch(store, item)
+        except BadManifest as error:
+            return str(error)
+        return ""
 
     with ThreadPoolExecutor(_READERS) as pool:
         return [line for line in pool.map(check, [o for objects in manifest.objects for o in objects]) if line]
@@ -97,6 +136,27 @@ def _chosen(places: Sequence[Place], step: int | None, config: Config) -> Place:
     return found
 
 
+def _named(store: ObjectStore, word: str, places: Sequence[Place], config: Config) -> Place:
+    """The checkpoint that `STEP` of this run or `RUN/STEP` of another one means. Raises ConfigError."""
+    run, _, step = word.rpartition("/")
+    if not step.isdigit():
+        raise ConfigError(f"ratchet checkpoints diff: {word!r} is no checkpoint: write STEP, or RUN/STEP")
+    if run:
+        places = survey(store, run).committed
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=run))
+    return _chosen(places, int(step), config)
+
+
+def _diff(store: ObjectStore, pair: Sequence[Place], *, as_json: bool) -> int:
+    """Print what differs; 1 if anything does, as diff(1)."""
+    from trainer.checkpoint.compare import differences
+
+    first, second = ((store, read_manifest(store, place)) for place in pair)
+    rows = list(differences(first, second))
+    _print(rows, as_json=as_json)
+    return 1 if rows else 0
+
+
 def _rows(store: ObjectStore, places: Sequence[Place]) -> list[dict[str, Any]]:
     rows = []
     for place in places:
@@ -106,7 +166,8 @@ def _rows(store: ObjectStore, places: Sequence[Place]) -> list[dict[str, Any]]:
             rows.append({"step": place.step, "checkpoint": place.folder, "problem": str(error)})
             continue
         rows.append({"step": place.step, "checkpoint": place.folder, "samples": manifest.header.samples,
-                     "world_size": manifest.header.world_size, "mib": round(manifest.nbytes / 2**20, 1)})
+                     "world_size": manifest.header.world_size, "mib": round(manifest.nbytes / 2**20, 1),
+                     **({"metrics": dict(manifest.header.metrics)} if manifest.header.metrics else {})})
     return rows
 
 

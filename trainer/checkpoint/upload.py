@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.checkpoint.manifest import Manifest, Object, Receipt, commit, parse_header, read_receipt
+from trainer.checkpoint.manifest import Manifest, Object, Receipt, commit, differ, parse_header, read_receipt
 from trainer.checkpoint.names import Place
+from trainer.checkpoint.points import point
 from trainer.checkpoint.table import RANK
 from trainer.store import ObjectStore
 
@@ -41,6 +42,8 @@ class Staged:
     """On rank 0: the fields of a `Header`, as JSON has them."""
     ledger: bytes | None
     """Sample numbers since the last save; None when no ledger is kept."""
+    digest: str = ""
+    """Checksum of the whole replicated state; empty when it was not taken."""
 
     def objects(self) -> tuple[Object, ...]:
         """What the rank's receipt will list: the parts in their order, then what only the rank knows."""
@@ -51,13 +54,14 @@ class Staged:
         return *listed, own
 
     def receipt(self) -> Receipt:
-        return Receipt(self.rank, self.objects(), parse_header(self.header) if self.header is not None else None)
+        return Receipt(self.rank, self.objects(), parse_header(self.header) if self.header is not None else None,
+                       self.digest)
 
     def encode(self) -> dict[str, Any]:
         """As JSON values."""
         return {"place": asdict(self.place), "rank": self.rank, "world_size": self.world_size,
                 "parts": [[p.space, p.begin, p.offset, p.size, p.crc32] for p in self.parts],
-                "rank_state": self.rank_state.decode(), "header": self.header,
+                "rank_state": self.rank_state.decode(), "header": self.header, "digest": self.digest,
                 "ledger": None if self.ledger is None else base64.b64encode(self.ledger).decode()}
 
     @classmethod
@@ -65,7 +69,18 @@ class Staged:
         ledger = fields["ledger"]
         return cls(Place(**fields["place"]), fields["rank"], fields["world_size"],
                    tuple(Part(*p) for p in fields["parts"]), fields["rank_state"].encode(), fields["header"],
-                   None if ledger is None else base64.b64decode(ledger))
+                   None if ledger is None else base64.b64decode(ledger), fields["digest"])
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A checkpoint of which everything was there."""
+
+    manifest: Manifest
+    differs: bool
+    """Whether its slices come from different states, and it was to be saved all the same."""
+    first: bool
+    """Whether this process wrote the manifest."""
 
 
 def upload(store: ObjectStore, staged: Staged, memory: memoryview, pool: ThreadPoolExecutor) -> Receipt:
@@ -81,25 +96,29 @@ def upload(store: ObjectStore, staged: Staged, memory: memoryview, pool: ThreadP
     def put(item: tuple[str, memoryview | bytes, int]) -> None:
         key, data, crc32 = item
         store.put(key, data, crc32=crc32)
+        point("object", staged.place.step)
 
+    point("taken", staged.place.step)
     receipt = staged.receipt()
     pending = [pool.submit(put, item) for item in _bodies(staged, receipt.objects, memory)]
     problems = [error for future in pending if (error := future.exception()) is not None]
     if problems:
         raise problems[0]
+    point("objects", staged.place.step)
     data = receipt.encode()
     store.put(staged.place.receipt(staged.rank, staged.world_size), data, crc32=zlib.crc32(data))
+    point("receipt", staged.place.step)
     return receipt
 
 
-def commit_if_whole(store: ObjectStore, place: Place, world_size: int, mine: Sequence[Receipt]) -> bool:
+def commit_if_whole(store: ObjectStore, place: Place, world_size: int, mine: Sequence[Receipt]) -> Whole | None:
     """Write the manifest if all ranks' receipts are there: whoever comes last sees them all.
 
     Args:
         mine: receipts that this process wrote.
 
     Returns:
-        Whether the checkpoint is committed, by this process or another.
+        What is committed, by this process or another; None while receipts are missing.
 
     Raises:
         StoreError, BadManifest: as told there.
@@ -110,10 +129,13 @@ def commit_if_whole(store: ObjectStore, place: Place, world_size: int, mine: Seq
         there = {key for key, _ in store.list(f"{place.folder}/receipt-")}
         wanted = {rank: place.receipt(rank, world_size) for rank in missing}
         if not there.issuperset(wanted.values()):
-            return False
+            return None
         receipts |= {rank: read_receipt(store.get(key)) for rank, key in wanted.items()}
-    commit(store, Manifest.of(list(receipts.values())))
-    return True
+    manifest = Manifest.of(list(receipts.values()))
+    point("whole", place.step)
+    first = commit(store, manifest)
+    point("committed", place.step)
+    return Whole(manifest, differ(list(receipts.values())), first)
 
 
 def _bodies(staged: Staged, objects: Sequence[Object],

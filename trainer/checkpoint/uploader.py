@@ -23,15 +23,17 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainer.checkpoint.manifest import Receipt
+from trainer.checkpoint.manifest import Manifest, Receipt
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.outcome import Outcome
-from trainer.checkpoint.upload import Staged, commit_if_whole, upload
+from trainer.checkpoint.points import point
+from trainer.checkpoint.retention import Policy, Retention
+from trainer.checkpoint.upload import Staged, Whole, commit_if_whole, upload
 from trainer.checkpoint.wire import Gone, Line, SharedMemory
 from trainer.config.load import from_json
 from trainer.config.tree import Store as StoreSettings
@@ -70,11 +72,15 @@ class Uploader:
     Args:
         connect: opens the store; called again until it succeeds.
         connections: objects that are written at the same time.
+        retention: applied after each commit of this process; None: nothing is deleted.
     """
 
-    def __init__(self, connect: Callable[[], ObjectStore], *, connections: int) -> None:
+    def __init__(self, connect: Callable[[], ObjectStore], *, connections: int,
+                 retention: Retention | None = None) -> None:
         self._connect = connect
         self._store: ObjectStore | None = None
+        self._retention, self._tidying = retention, 0
+        self._tidier = ThreadPoolExecutor(1, thread_name_prefix="tidy")
         self._pool = ThreadPoolExecutor(connections, thread_name_prefix="put")
         self._lock = threading.Condition()
         self._committing = threading.Lock()
@@ -134,7 +140,8 @@ class Uploader:
             line.close()
 
     def _is_uploading(self) -> bool:
-        return any(buffer.uploading for seat in self._seats.values() for buffer in seat.buffers.values())
+        return bool(self._tidying) or any(
+            buffer.uploading for seat in self._seats.values() for buffer in seat.buffers.values())
 
     def _attend(self, line: Line) -> None:
         """Answer one rank until it goes away."""
@@ -242,8 +249,11 @@ class Uploader:
             if self._store is None:
                 self._store = self._connect()
             receipt = upload(self._store, staged, buffer.memory.view, self._pool)
-            committed = self._commit(self._store, staged, receipt, seat.ranks_here)
-            outcome = Outcome(place, committed, sum(item.size for item in receipt.objects))
+            whole = self._commit(self._store, staged, receipt, seat.ranks_here)
+            if whole is not None and whole.first and self._retention is not None:
+                self._tidy(self._store, self._retention, whole.manifest)
+            outcome = Outcome(place, whole is not None, sum(item.size for item in receipt.objects),
+                              differs=whole is not None and whole.differs)
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank waits for an answer
             outcome = Outcome.failed(place, error)
             get_logger().debug("upload failed", checkpoint=place.folder, rank=staged.rank, reason=str(error))
@@ -255,22 +265,40 @@ class Uploader:
             others = [s.line for s in self._seats.values() if s.line and s.line is not line]
             self._lock.notify_all()
         heard = self._tell(line, outcome)
+        point("told", place.step)
         if outcome.committed:
             for other in others:
-                heard |= self._tell(other, Outcome(place, committed=True, uploaded=0))
+                heard |= self._tell(other, replace(outcome, uploaded=0))
             if not heard:
                 get_logger().info("checkpoint committed for ranks that are gone", step=place.step,
                                   checkpoint=f"{self._store.url if self._store else ''}/{place.folder}")
 
-    def _commit(self, store: ObjectStore, staged: Staged, receipt: Receipt, ranks_here: int) -> bool:
+    def _commit(self, store: ObjectStore, staged: Staged, receipt: Receipt, ranks_here: int) -> Whole | None:
         with self._committing:
             for place in [p for p in self._receipts if p.attempt != staged.place.attempt or p.step < staged.place.step]:
                 del self._receipts[place]
             mine = self._receipts.setdefault(staged.place, {})
             mine[staged.rank] = receipt
             # While shares of this pod are missing nobody else can be the last one.
-            return len(mine) >= ranks_here and commit_if_whole(store, staged.place, staged.world_size,
-                                                               list(mine.values()))
+            return (commit_if_whole(store, staged.place, staged.world_size, list(mine.values()))
+                    if len(mine) >= ranks_here else None)
+
+    def _tidy(self, store: ObjectStore, retention: Retention, newest: Manifest) -> None:
+        """Delete old checkpoints, beside whatever comes next; what fails is tried again after the next commit."""
+
+        def work() -> None:
+            try:
+                retention.apply(store, newest)
+            except Exception as error:  # noqa: BLE001 - no save may suffer from it
+                get_logger().warning("old checkpoints could not be deleted", reason=str(error) or repr(error))
+            finally:
+                with self._lock:
+                    self._tidying -= 1
+                    self._lock.notify_all()
+
+        with self._lock:
+            self._tidying += 1
+        self._tidier.submit(work)
 
     @staticmethod
     def _tell(line: Line, outcome: Outcome) -> bool:
@@ -327,7 +355,9 @@ def main(argv: list[str], connect: Callable[[StoreSettings], ObjectStore] = open
     configure(config.log, run=config.run.name, pod=os.environ.get("POD_NAME", ""))
     _be_nice()
     listener = socket.socket(fileno=options.listener)
-    uploader = Uploader(lambda: connect(config.store), connections=config.store.connections)
+    policy = Policy.of(config)
+    uploader = Uploader(lambda: connect(config.store), connections=config.store.connections,
+                        retention=Retention(policy) if policy else None)
     began = time.monotonic()
 
     def over() -> bool:

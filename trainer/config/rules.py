@@ -18,8 +18,9 @@ _NOT_NEGATIVE = (
     "train.evaluate_every_steps", "best.patience", "best.min_delta", "optimizer.lr", "optimizer.weight_decay",
     "train.non_finite_limit", "optimizer.momentum", "schedule.warmup_steps", "schedule.warmup_epochs",
     "schedule.warmup_samples", "schedule.reference_batch", "data.workers", "data.bucket_batches",
-    "data.samples_per_epoch", "checkpoint.every_steps", "checkpoint.every_seconds", "launch.max_restarts",
-    "launch.silent_seconds", "launch.stall_seconds",
+    "data.samples_per_epoch", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.compare_every",
+    "checkpoint.keep_last", "checkpoint.keep_every_steps", "checkpoint.keep_best",
+    "launch.max_restarts", "launch.silent_seconds", "launch.stall_seconds",
 )
 _AT_LEAST_ONE = ("train.epochs", "train.global_batch_size", "train.log_every_steps", "parallel.split_devices",
                  "store.connections", "launch.max_restarts_without_progress")
@@ -79,6 +80,11 @@ def check(config: Config, sources: Mapping[str, str] | None = None) -> None:
     need(0 <= config.train.ema_decay < 1, "train.ema_decay", "must be at least 0 and below 1")
     need(not config.best.patience or bool(config.best.metric), "best.patience",
          "needs best.metric: what is to be no better any more")
+    for key in ("checkpoint.keep_every_steps", "checkpoint.keep_best", "checkpoint.keep_spaced"):
+        need(not value(key) or config.checkpoint.keep_last > 0, key,
+             "needs checkpoint.keep_last: without it nothing is deleted")
+    need(not config.checkpoint.keep_best or bool(config.best.metric), "checkpoint.keep_best",
+         "needs best.metric: what is best")
     warmups = [f"schedule.warmup_{unit}" for unit in ("steps", "epochs", "samples") if value(f"schedule.warmup_{unit}")]
     need(len(warmups) < 2, "".join(warmups[1:2]) or "schedule.warmup_steps",
          f"the warm-up is given in {warmups[0] if warmups else ''} already: set one of them to 0")

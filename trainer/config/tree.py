@@ -284,6 +284,27 @@ class Checkpoint:
     """When a save is due while the one before it is still on its way: `wait` for that, or `skip` this one.
     Both are counted (`ratchet_checkpoint_early_total`)."""
 
+    keep_last: int = 0
+    """After a commit, keep so many of the newest checkpoints (never fewer than two), the one that this start went on
+    from and those that the next three settings name, and delete the rest of this run's; 0: delete nothing."""
+
+    keep_every_steps: int = 0
+    """Keep checkpoints whose step is a multiple of this; 0: none for that."""
+
+    keep_best: int = 0
+    """Keep so many with the best `best.metric`, of those that were evaluated at their own step."""
+
+    keep_spaced: bool = False
+    """Keep one for every doubling of the age: many young ones, few old ones."""
+
+    compare_every: int = 10
+    """Compare a checksum of the whole state over all ranks, at the first save after a start and at every so many-th
+    after that; 0: never. It is taken beside the next step, as the copy is."""
+
+    if_different: Literal["stop", "warn"] = "stop"
+    """When ranks do not have the same state: `stop` (nothing is committed, code 164, the next start goes on from the
+    last checkpoint), or `warn` and save what there is. Both are counted (`ratchet_replica_divergences_total`)."""
+
     object_mb: int = 32
     """Largest object in MiB; also the unit of reading, checking and repeating."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from trainer.checkpoint.restore import Unreadable
+from trainer.checkpoint.save import Diverged
 from trainer.checkpoint.wire import Gone
 from trainer.config import ConfigError
 from trainer.launch.exits import Exit, Report, write_report
@@ -62,6 +63,8 @@ def _read(error: BaseException) -> tuple[Exit, str]:
             return Exit.BAD_CONFIG, str(error)
         case Unreadable():
             return Exit.UNREADABLE, f"{error}: repair the store, or set another run.name to start afresh"
+        case Diverged():
+            return Exit.DIVERGED, str(error)
         case Gone():
             return Exit.PEER_LOST, f"the uploader of this pod does not answer: {error}"
         case StoreError():

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint.digest import Divergence
 from trainer.checkpoint.save import Saved
 from trainer.ddp.best import Best
 from trainer.ddp.data import Failed
@@ -155,6 +156,15 @@ class Reporter:
         self._metrics.flush(force=True)
         self._log.info("checkpoint committed", step=step, checkpoint=where, seconds=round(saved.seconds, 3),
                        stalled=round(saved.stalled, 4))
+
+    def diverged(self, step: int, divergence: Divergence) -> None:
+        """The ranks had different states after `step` steps; told on rank 0, counted by the ranks that differ."""
+        if self._rank in divergence.tensors:
+            self._metrics.add("replica_divergences_total")
+            self._metrics.flush(force=True)
+        if self._rank == 0:
+            self._log.error("the ranks' states differ", step=step, ranks=list(divergence.tensors),
+                            what=str(divergence))
 
     def evaluated(self, step: int, means: Mapping[str, float]) -> None:
         """The validation split was measured after `step` steps."""

@@ -7,7 +7,7 @@ import time
 
 from trainer.checkpoint.link import Link
 from trainer.checkpoint.peers import Peers
-from trainer.checkpoint.save import Checkpointer, Saved
+from trainer.checkpoint.save import Checkpointer, Diverged, Saved
 from trainer.checkpoint.starting import Starter
 from trainer.checkpoint.wire import UPLOADER_ENV
 from trainer.config import Config
@@ -77,7 +77,7 @@ class Saves:
         return not wait or checkpointer.holds(step)
 
     def hear(self, beat: Beat) -> None:
-        """Take in what the ranks told each other about the save under way."""
+        """Take in what the ranks told each other about the save under way. Raises Diverged."""
         self._tell(self._checkpointer.hear(beat.step, beat.signs))
 
     def ensure(self, step: int, samples: int) -> bool:
@@ -95,3 +95,10 @@ class Saves:
         if saved is not None:
             self.problem = saved.problem or self.problem
             self._reporter.saved(saved, f"{self._url}/{saved.place.folder}")
+            if saved.divergence is not None:
+                self._reporter.diverged(saved.place.step, saved.divergence)
+                if self._settings.if_different == "stop":
+                    alike = self._checkpointer.compared_at
+                    since = f"at step {alike} they were alike" if alike is not None else "they were not compared before"
+                    raise Diverged(f"the ranks' states differ at step {saved.place.step}, {saved.divergence}; {since}."
+                                   " If it happens again, look for hardware that fails or code that changes one rank")

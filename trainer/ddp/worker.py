@@ -139,6 +139,7 @@ class Worker:
             store=self.store, link=link, peers=self.peers, state=state, run=config.run.name, attempt=start.attempt,
             parent=start.parent, identity=identity, config=asdict(config),
             object_bytes=config.checkpoint.object_mb << 20, ledger=config.data.ledger,
+            compare_every=config.checkpoint.compare_every, alike=config.checkpoint.if_different == "stop",
             committed=start.committed, adopted=start.ledgers if not start.committed else ())
         self.saves = Saves(config, self.checkpointer, self.best, self.reporter, self.metrics, self.store.url)
         pulse = Pulse(self.peers, log_every=config.train.log_every_steps, stop_wanted=self.stop.wanted,

@@ -39,6 +39,7 @@ class Exit(IntEnum):
     PEER_LOST = 161
     NO_RENDEZVOUS = 162
     STALLED = 163
+    DIVERGED = 164
 
     @property
     def retryable(self) -> bool:
@@ -75,6 +76,8 @@ TABLE = (
     Row(Exit.NO_RENDEZVOUS, "not enough pods came together in time", "look for pending pods; retried"),
     Row(Exit.STALLED, "a rank hung, was killed for it, and no restart was left",
         "read the stacks in the log; retried"),
+    Row(Exit.DIVERGED, "ranks did not have the same state, and no restart was left",
+        "look at the rank and tensor that the line names: faulty hardware, or code that changes one rank; retried"),
 )
 """Every code, in order."""
 

@@ -83,6 +83,9 @@ class ObjectStore(Protocol):
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """Yield (key, size in bytes) of all objects whose key begins with `prefix`, in key order."""
 
+    def written(self, prefix: str = "") -> Iterator[tuple[str, float]]:
+        """As `list`, with when each object was written: seconds since the epoch, by the store's clock."""
+
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
 

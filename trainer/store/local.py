@@ -120,7 +120,11 @@ class LocalStore:
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         with self._told("list", prefix):
-            yield from self._walk(self._root, "", prefix)
+            yield from ((name, found.st_size) for name, found in self._walk(self._root, "", prefix))
+
+    def written(self, prefix: str = "") -> Iterator[tuple[str, float]]:
+        with self._told("list", prefix):
+            yield from ((name, found.st_mtime) for name, found in self._walk(self._root, "", prefix))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -184,7 +188,7 @@ class LocalStore:
             self._conditional_puts = False  # FAT and some network mounts have no hard links
             draft.replace(path)
 
-    def _walk(self, folder: Path, above: str, prefix: str) -> Iterator[tuple[str, int]]:
+    def _walk(self, folder: Path, above: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
         try:
             with os.scandir(folder) as entries:
                 # With the '/' of its folder each name sorts where its keys do: 'a-b' < 'a/b' < 'a0'.
@@ -198,7 +202,7 @@ class LocalStore:
                     yield from self._walk(Path(entry.path), name, prefix)
             elif name.startswith(prefix):
                 with contextlib.suppress(FileNotFoundError):  # deleted since
-                    yield name, entry.stat().st_size
+                    yield name, entry.stat()
 
     def _sweep(self) -> None:
         """Remove the drafts of writers that were killed; a living one takes seconds, not a day."""

@@ -13,9 +13,10 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -158,12 +159,18 @@ class S3Store:
             raise
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        yield from ((key, item["Size"]) for key, item in self._listed(prefix))
+
+    def written(self, prefix: str = "") -> Iterator[tuple[str, float]]:
+        yield from ((key, item["LastModified"].timestamp()) for key, item in self._listed(prefix))
+
+    def _listed(self, prefix: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
         request = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
         found = self._call("list", prefix, lambda s3: [
-            (item["Key"].removeprefix(self._prefix), item["Size"])
+            (item["Key"].removeprefix(self._prefix), item)
             for page in s3.get_paginator("list_objects_v2").paginate(**request) for item in page.get("Contents", ())])
         # AWS lists in key order; S3 Express does not, nor do servers with folders for keys ('a/b' before 'a-b').
-        yield from sorted(found)
+        return sorted(found, key=itemgetter(0))
 
     def delete(self, key: str) -> None:
         request = {"Bucket": self._bucket, "Key": self._full(key)}

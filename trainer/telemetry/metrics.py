@@ -26,7 +26,7 @@ State = Literal["init", "restore", "data_wait", "compute", "checkpoint", "eval",
 
 STATES: tuple[State, ...] = get_args(State)
 
-REASONS = ("store_unavailable", "store_refused", "other")
+REASONS = ("store_unavailable", "store_refused", "diverged", "other")
 """Why a save failed."""
 
 STALLS = ("silent", "still")
@@ -85,6 +85,8 @@ METRICS = (
            ("reason",), REASONS),
     Metric("checkpoint_early_total", "counter", "Saves that were due while the one before was still on its way, by "
            "what was done; counted by rank 0.", ("reason",), ("wait", "skip")),
+    Metric("replica_divergences_total", "counter", "Times this rank did not have the state that most ranks had.",
+           ("rank",)),
     Metric("checkpoint_stall_seconds_total", "counter", "Time that saves held up the training, but for waits.",
            ("rank",)),
     Metric("checkpoint_bytes_total", "counter", "Bytes of checkpoints written by the ranks of this pod."),

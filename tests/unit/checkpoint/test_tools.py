@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.unit.checkpoint.conftest import Links
 from tests.unit.checkpoint.test_save_restore import IDENTITY, training
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.peers import Peers
-from trainer.checkpoint.retention import delete, spare
+from trainer.checkpoint.retention import delete
 from trainer.checkpoint.save import Checkpointer
 from trainer.checkpoint.survey import survey
 from trainer.checkpoint.tools import damages, main
@@ -81,6 +78,8 @@ def test_mistakes_are_told(tool: Tool) -> None:
         tool("lst")
     with pytest.raises(ConfigError, match="--keep-last N"):
         tool("prune")
+    with pytest.raises(ConfigError, match=r"--keep-best needs --best\.metric NAME"):
+        tool("prune", "--keep-last", "2", "--keep-best", "1")
     with pytest.raises(ConfigError, match=r"no checkpoint of step 9 .*there are: 4, 3, 2, 1"):
         tool("show", "--step", "9")
 
@@ -112,14 +111,3 @@ def test_a_deletion_that_breaks_off_leaves_a_whole_checkpoint_or_none(tool: Tool
         assert newest.step == 3 or (newest == place and not damages(store, place)), "gone, or whole again"
     delete(store, place)
     assert [*store.list(f"{place.folder}/")] == []
-
-
-@given(steps=st.sets(st.integers(0, 10**6), max_size=30), last=st.integers(0, 10), every=st.integers(0, 50))
-def test_the_newest_and_the_multiples_stay_and_the_rest_goes(steps: set[int], last: int, every: int) -> None:
-    places = [Place("r", step, "000001-aaaaaaaa") for step in steps]
-    gone = spare(places, keep_last=last, keep_every=every)
-    assert all(a < b for a, b in pairwise(gone))
-    stay = sorted(set(places) - set(gone))
-    assert stay[-max(last, 2):] == sorted(places)[-max(last, 2):]
-    assert all(place in stay for place in places if every and place.step % every == 0)
-    assert len(stay) <= max(last, 2) + sum(1 for step in steps if every and step % every == 0)

@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from trainer.checkpoint.restore import Unreadable
+from trainer.checkpoint.save import Diverged
 from trainer.config import ConfigError
 from trainer.ddp.ending import Ending, guarded
 from trainer.launch.exits import REPORTS_ENV, Exit, read_reports
@@ -23,6 +24,7 @@ def throw(error: BaseException) -> None:
     (ConfigError("train.epochs = 0"), Exit.BAD_CONFIG),
     (PluginError("no module"), Exit.BAD_CONFIG),
     (StoreRefused("no bucket"), Exit.BAD_CONFIG),
+    (Diverged("the ranks' states differ at step 9"), Exit.DIVERGED),
     (Unreadable("none of the 3 checkpoints verifies"), Exit.UNREADABLE),
     (StoreUnavailable("no answer"), Exit.STORE_UNAVAILABLE),
     (KeyboardInterrupt(), Exit.INTERRUPTED),
