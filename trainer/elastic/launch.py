@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import config_from_args, get_args_parser
 
 from trainer.elastic.agent import WarmAgent
+from trainer.elastic.clocks import judge_by_own_clock
 from trainer.elastic.meeting import Meeting
 from trainer.elastic.nursery import Cold, Nursery
 
@@ -54,6 +55,7 @@ def launch(args: argparse.Namespace, nursery: Nursery | Cold) -> RunResult:
     static = config.rdzv_backend == "static"
     program = ["-m", args.training_script] if args.module else [args.training_script]
     handler = registry.get_rendezvous_handler(parameters)
+    judge_by_own_clock(handler)
     meeting = Meeting(handler, least=config.min_nodes, most=config.max_nodes)
     _watch_the_polls(config.max_nodes, meeting.look)
     spec = WorkerSpec(

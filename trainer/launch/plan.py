@@ -29,8 +29,8 @@ STOP_MARGIN_SECONDS = 5.0
 _DEFAULT_PORT = 29500
 _QUICK_CONF = {"keep_alive_interval": "1", "keep_alive_max_attempt": "3", "last_call_timeout": "10"}
 """A pod that is gone is noticed after 3 s (torch: 15) and a round with room left closes after 10 s
-(torch: 30). Longer than a starved machine or clocks that differ need; a pod that is taken for gone while
-ranks run loses nothing, because only the next round asks."""
+(torch: 30). Longer than a starved machine needs (clocks that differ do not count: `elastic.clocks`); a pod
+that is taken for gone while ranks run loses nothing, because only the next round asks."""
 _WITHOUT_EFFECT = ("PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE", "PET_NUMA_BINDING", "PET_VIRTUAL_LOCAL_RANK",
                    "PET_LOCAL_RANKS_FILTER", "PET_DUPLICATE_STDOUT_FILTERS", "PET_DUPLICATE_STDERR_FILTERS")
 _HANDLED = ("PET_STANDALONE", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
