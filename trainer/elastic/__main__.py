@@ -11,17 +11,21 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from trainer.config import ConfigError, load_for_worker
 from trainer.elastic.nursery import Cold, Nursery, leave
-from trainer.launch.exits import GO_ENV, Exit, Report, write_report
+from trainer.launch.exits import GO_ENV, REPORTS_ENV, Exit, Report, write_report
 from trainer.launch.parent import die_with_parent
 
 
 def main(argv: list[str]) -> int:
     """Run to the end. Returns 0, 1, or the code of `Exit`."""
     die_with_parent()
+    if folder := os.environ.get(REPORTS_ENV):  # what torch and multiprocessing leave lying there goes with the run
+        tempfile.tempdir = str(Path(folder).parent)
     warm = True
     with contextlib.suppress(ConfigError):  # by hand, without settings: torch's own format will do
         config = load_for_worker([])
@@ -30,9 +34,9 @@ def main(argv: list[str]) -> int:
 
     from torch.distributed import DistError  # while the nursery imports torch too
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousGracefulExitError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-    from trainer.elastic.launch import launch, parse
+    from trainer.elastic.launch import HostGoneError, launch, parse
     from trainer.telemetry import logs
 
     args = parse(argv)
@@ -51,14 +55,21 @@ def main(argv: list[str]) -> int:
     except SignalException as stop:
         log.info("torchrun stopped", signal=stop.sigval.name)
         return Exit.USER_ERROR
-    except RendezvousGracefulExitError as error:
-        log.info("the rendezvous ended", reason=str(error))
-        return Exit.DONE
+    except HostGoneError as error:
+        message = f"the pod that hosts the rendezvous went away: {error}"
+        log.warning(message)
+        _report(Exit.PEER_LOST, message, os.getpid())
+        return Exit.PEER_LOST
     except (RendezvousError, DistError) as error:  # elastic and static rendezvous fail with one or the other
         message = f"the pods did not come together: {type(error).__name__}: {error}"
         log.warning(message)
         _report(Exit.NO_RENDEZVOUS, message, os.getpid())
         return Exit.NO_RENDEZVOUS
+    if result is None:  # the supervisor looks whether the run is complete
+        message = "the other pods have closed the rendezvous: they ended, one way or the other"
+        log.info(message)
+        _report(Exit.PEER_LOST, message, os.getpid())
+        return Exit.PEER_LOST
     if not result.is_failed():
         return Exit.DONE
     log.warning("a rank failed and no restart is left", ranks=sorted(result.failures))

@@ -27,6 +27,8 @@ from trainer.telemetry.logs import get_logger
 _AFTER_FAILURE_SECONDS = 5.0
 """When one rank is gone the others can agree on nothing more: they get this long to say why they end."""
 _TICK_SECONDS = 0.02
+_LOST_CODE = 255
+"""What multiprocessing says of a process whose fork server ended before it could pass on the code."""
 
 
 class WarmAgent(SimpleElasticAgent):
@@ -45,10 +47,13 @@ class WarmAgent(SimpleElasticAgent):
         super().__init__(spec, shutdown_timeout=stop_seconds)
         self._nursery, self._program, self._meeting = nursery, program, meeting
         self._ranks: dict[int, Process] = {}
+        self.met = False
+        """Whether the pods have come together at least once."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._meeting.begin()
         super()._rendezvous(worker_group)
+        self.met = True
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         get_logger().info("starting ranks", ranks=[worker.global_rank for worker in worker_group.workers],
@@ -83,8 +88,9 @@ class WarmAgent(SimpleElasticAgent):
         codes = {worker: self._ranks[worker.local_rank].exitcode for worker in worker_group.workers}
         failed = {worker: code for worker, code in codes.items() if code}
         if failed:
+            orphaned = not self._nursery.alive
             for worker, code in failed.items():
-                _report(worker, code, self._pid(worker))
+                _report(worker, code, self._pid(worker), orphaned=orphaned)
             return RunResult(state=WorkerState.FAILED, failures={
                 worker.global_rank: ProcessFailure(worker.local_rank, self._pid(worker), code, error_file="")
                 for worker, code in failed.items()})
@@ -125,11 +131,17 @@ class WarmAgent(SimpleElasticAgent):
         return [process.pid for process in self._ranks.values() if process.pid is not None and process.exitcode is None]
 
 
-def _report(worker: Worker, code: int, pid: int) -> None:
-    """Say of a rank what it could not say itself: one that chose its code has written its own report."""
+def _report(worker: Worker, code: int, pid: int, *, orphaned: bool = False) -> None:
+    """Say of a rank what it could not say itself: one that chose its code has written its own report.
+
+    Args:
+        orphaned: the process that forked the rank is gone, and with it all that could tell how the rank ended.
+    """
     if code in set(Exit):
         return
-    if code < 0:
+    if orphaned and code == _LOST_CODE:
+        code, how = Exit.KILLED, "the process that forks ranks was killed, and its ranks with it"
+    elif code < 0:
         code, how = 128 - code, f"killed by {signal.Signals(-code).name}"
     else:
         code, how = code if code >= 128 else Exit.USER_ERROR, f"the process ended itself with exit code {code}"

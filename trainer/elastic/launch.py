@@ -10,9 +10,11 @@ import uuid
 from collections.abc import Callable
 from types import FrameType
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous, registry
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import config_from_args, get_args_parser
 
@@ -38,12 +40,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def launch(args: argparse.Namespace, nursery: Nursery | Cold) -> RunResult:
+class HostGoneError(Exception):
+    """The pods had come together, and the one that hosts the rendezvous is gone."""
+
+
+def launch(args: argparse.Namespace, nursery: Nursery | Cold) -> RunResult | None:
     """Meet the other pods and run the ranks, through all restarts.
+
+    Returns:
+        None: the other pods have closed the rendezvous, so this one was not needed.
 
     Raises:
         SignalException: on SIGTERM and the like, after the ranks have ended.
         RendezvousError, DistError: when the pods do not come together.
+        HostGoneError: when there was a round before.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, _raise)
@@ -65,9 +75,14 @@ def launch(args: argparse.Namespace, nursery: Nursery | Cold) -> RunResult:
     agent = WarmAgent(spec, nursery, [*program, *args.training_script_args],
                       int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")), meeting)
     try:
-        result: RunResult = agent.run()
+        result: RunResult | None = agent.run()
     except SignalException:
         raise  # without closing the rendezvous: the others go on
+    except (RendezvousError, DistError) as error:
+        handler.shutdown()
+        if agent.met and not isinstance(error, RendezvousTimeoutError):
+            raise HostGoneError(f"{type(error).__name__}: {error}") from error
+        raise
     except BaseException:
         handler.shutdown()
         raise

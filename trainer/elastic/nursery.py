@@ -22,6 +22,7 @@ from typing import Protocol
 
 from trainer.launch.exits import PARENT_ENV
 from trainer.launch.parent import die_with_parent
+from trainer.telemetry.process import stat_fields
 
 DEFAULT_PROGRAM = "trainer.ddp.worker"
 
@@ -53,6 +54,13 @@ class Nursery:
         """Start a process that ends with what `function(words)` returns."""
         return self._start(_run_function, function, list(words))
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process that forks is there. `rank` and `call` start another when it is not."""
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # known to nobody else
+        fields = stat_fields(pid) if pid else []
+        return bool(fields) and fields[0] not in "ZX"
+
     def _start(self, target: Callable[..., None], *arguments: object) -> Process:
         process = self._context.Process(target=target, args=arguments)
         process.start()
@@ -61,6 +69,9 @@ class Nursery:
 
 class Cold:
     """The same without a nursery: a new interpreter each time (launch.warm_start = false)."""
+
+    alive = True
+    """There is nothing that could die."""
 
     def rank(self, program: Sequence[str], environ: Mapping[str, str]) -> Process:
         return _Started([sys.executable, "-u", *program], {**os.environ, **environ})
@@ -117,8 +128,7 @@ def _own_session() -> None:
     """As torchrun does: a signal to the rank's group reaches its loader processes and nobody else."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The parent of a rank is the nursery; if that one is gone by now, so is the rank.
-    os.environ[PARENT_ENV] = parent = str(os.getppid())
+    parent = os.environ[PARENT_ENV]  # the nursery, as it has said itself; if it is gone by now, so is the rank
     die_with_parent()
     os.environ[PARENT_ENV] = parent  # a worker asks for the same again
 

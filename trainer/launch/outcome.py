@@ -35,7 +35,7 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
     """Choose the exit code.
 
     In this order: a permanent failure is never hidden by what follows from it; a complete run is
-    complete even if it was told to stop; a run that was told to stop is retried; then the first
+    complete whatever ended its last processes; a run that was told to stop is retried; then the first
     failure of the last round, before ranks that only lost a peer.
 
     Args:
@@ -49,12 +49,10 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
     permanent = next((report for report in reports if 0 < report.code < 128), None)
     if permanent is not None:
         return Outcome(permanent.code, permanent.message, permanent)
-    if child_returncode == 0 and (done or (done is None and signal_received is None and not _preempted(reports))):
+    if done or (child_returncode == 0 and done is None and signal_received is None and not _preempted(reports)):
         return Outcome(Exit.DONE, "the run is complete")
     last = [report for report in reports if report.time >= round_began] or list(reports)
     if signal_received is not None:
-        if done:
-            return Outcome(Exit.DONE, "the run is complete")
         code = Exit.INTERRUPTED if signal_received == signal.SIGINT else Exit.PREEMPTED
         name = signal.Signals(signal_received).name
         saved = _preempted(last)
@@ -63,8 +61,6 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
         return Outcome(code, f"{name}: stopped without a new checkpoint; the last committed one counts")
     root = next((report for report in last if report.code not in (Exit.DONE, Exit.PEER_LOST)),
                 next((report for report in last if report.code == Exit.PEER_LOST), None))
-    if root is not None and root.code == Exit.NO_RENDEZVOUS and round_began:
-        return Outcome(Exit.PEER_LOST, f"the pod that hosts the rendezvous went away: {root.message}", root)
     if root is not None:
         return Outcome(root.code, root.message, root)
     if child_returncode == 0:

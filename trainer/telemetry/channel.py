@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 CHANNEL_ENV = "RATCHET_CHANNEL"
 """Path of the pod's socket, set by `ratchet run` for its ranks."""
@@ -95,23 +96,36 @@ def private_folder(socket_name: str = "channel") -> Iterator[Path]:
     Raises:
         OSError: when no place for it can be found.
     """
-    for parent in (tempfile.gettempdir(), "/tmp", "/dev/shm"):  # noqa: S108 - mkdtemp makes it ours alone
+    for parent in map(Path, (tempfile.gettempdir(), "/tmp", "/dev/shm")):  # noqa: S108 - mkdtemp makes it ours alone
         try:
-            _sweep(Path(parent))
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            _sweep(parent)
+            folder, lock = _make(parent)
         except OSError:
             continue
         if len(os.fsencode(folder / socket_name)) <= _MAX_PATH:
             break
-        folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
     else:
         raise OSError("no writable folder with a short path for the metrics socket: set TMPDIR to one")
     try:
-        with (folder / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def _make(parent: Path) -> tuple[Path, IO[str]]:
+    """A new folder and its lock, held: until then another start may sweep the folder away."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        with contextlib.suppress(FileNotFoundError):
+            lock = (folder / _LOCK).open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):
+                if (folder / _LOCK).stat().st_ino == os.fstat(lock.fileno()).st_ino:
+                    return folder, lock
+            lock.close()
 
 
 def _sweep(parent: Path) -> None:
