@@ -35,7 +35,8 @@ def main_process_first(scope: Literal["node", "job"] = "node") -> Iterator[None]
     No rank waits in a collective, so the block may take longer than `parallel.timeout_seconds`: the
     ranks look at a key in the rendezvous store until the first one has set it. All leave together,
     when every first rank is through. Every rank must come here, equally often. Outside of a job
-    (`ratchet run`'s check before the start, a notebook) the block just runs.
+    (`ratchet run`'s check before the start, a notebook) the block just runs: the check does so once per
+    pod, so what all pods would write to one place needs `whole_file` too.
 
     Raises:
         FirstFailedError: on the other ranks, when the block failed on the first.

@@ -112,6 +112,7 @@ class Net(nn.Module):
 
 def build_model(config: Config) -> nn.Module:
     options = config.workload.options
+    time.sleep(options.get("building", 0.0))
     faults = Faults(list(options.get("faults", [])), str(options.get("memory", "")))
     return Net(options.get("hidden", 64), faults, plain=options.get("plain", False),
                pace=options.get("pace", 0.0), evaluation_pace=options.get("evaluation_pace", 0.0))

@@ -48,8 +48,8 @@ class Case:
     """Found in the last line's reason; for a job that recovers, in a line of the log."""
     lost: int = EVERY
     """Most steps done again."""
-    seconds: float = 60.0
-    """Most seconds from the last step before the fault to the first one after it. Quiet machines need a tenth."""
+    seconds: float = 20.0
+    """Most seconds from the last step before the fault to the first one after it. Quiet machines need a fifth."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -60,9 +60,9 @@ CASES = (
     Case("a rank raises", f"1:{CALL}:raise", Exit.USER_ERROR, "ZeroDivisionError: this user code is broken on purpose"),
     Case("a rank ends itself with a code of its own", f"1:{CALL}:exit", Exit.USER_ERROR, "exit code 7"),
     Case("a rank is stopped", f"1:{CALL}:stop", reason="the process is stopped \\(SIGSTOP\\)",
-         settings={"launch.silent_seconds": 3.0}),
-    Case("a rank hangs in Python", f"1:{CALL}:spin", reason="hung: compute after step 5", settings=STALL),
-    Case("a rank hangs in a system call", f"1:{CALL}:read", reason="small.py", settings=STALL),
+         seconds=30, settings={"launch.silent_seconds": 3.0}),
+    Case("a rank hangs in Python", f"1:{CALL}:spin", reason="hung: compute after step 5", seconds=30, settings=STALL),
+    Case("a rank hangs in a system call", f"1:{CALL}:read", reason="small.py", seconds=30, settings=STALL),
     Case("the same step fails again and again", "1:4:kill!", Exit.NO_PROGRESS, "2 failures in a row",
          settings={"launch.max_restarts_without_progress": 2}),
 )
@@ -114,6 +114,29 @@ def memory_limit() -> Iterator[Path]:
         pytest.skip(f"no right to limit memory with a cgroup here: {error}")
     yield folder
     folder.rmdir()
+
+
+def test_a_check_that_does_not_end_is_ended_with_its_stacks(make_file_job: MakeJob) -> None:
+    job = make_file_job(name="endless", settings={"launch.nproc_per_node": "1", "launch.start_seconds": 8.0})
+    ended = job.ratchet(workload__options={"building": 3600})
+    assert ended.code == Exit.STALLED, ended.text
+    assert "has not ended in 8 s (launch.start_seconds)" in ended.lines[-1]["reason"]
+    assert "in build_model" in ended.text, "where it stood"
+    assert not marked(f"RATCHET_TEST_JOB={job.folder}\0")
+
+
+def test_the_process_that_forks_ranks_is_killed(make_file_job: MakeJob, file_store: ObjectStore) -> None:
+    job = make_file_job(name="orphans", settings={"launch.nproc_per_node": "2",
+                                                  "workload.options": {"pace": 0.05}, "train.epochs": 6})
+    running = job.start_ratchet()
+    wait_for(running, lambda: survey(file_store, "orphans").committed)
+    (nursery,) = {pid for pid in descendants(running.pid) if b"multiprocessing.forkserver" in _command(pid)
+                  and b"rank-" not in Path(f"/proc/{pid}/comm").read_bytes()}
+    os.kill(nursery, signal.SIGKILL)
+    ended = finish(running)
+    assert ended.code == 0, ended.text
+    assert "the process that forks ranks was killed" in ended.text
+    assert audit_run(load(str(job.config()), environ={}).config).exact
 
 
 def test_the_agent_is_killed(make_file_job: MakeJob, file_store: ObjectStore) -> None:
@@ -196,7 +219,7 @@ def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_stor
 def test_sigterm_while_waiting_for_other_pods(pods: Callable[..., Pods]) -> None:
     job = pods("2:2")
     job.start(0)
-    job.wait_for(lambda: job.lines(0, "serving"), "the start")
+    job.wait_for(lambda: job.lines(0, "waiting for other pods"), "the wait")
     job.terminate(0)
     assert job.end(0) == Exit.PREEMPTED, job.text()
     assert "without a new checkpoint" in job.lines(0)[-1]["reason"]

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainer.config import Config
@@ -17,6 +17,7 @@ from trainer.telemetry.logs import get_logger
 
 MODULE = "trainer.checkpoint.uploader"
 """What is run."""
+_TICK_SECONDS = 0.1
 
 
 class Starter:
@@ -56,15 +57,20 @@ class Starter:
             get_logger().warning("the uploader is gone, starting another: what it held is lost", exit=code)
             self._process = self._start()
 
-    def stop(self, seconds: float) -> None:
-        """Ask it to end after what is staged, and wait for that."""
+    def stop(self, over: Callable[[], bool]) -> None:
+        """Ask it to end after what is staged, and wait for that.
+
+        Args:
+            over: whether the time for that is over; asked several times a second.
+        """
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            while self._process.poll() is None:
+                if over():
+                    self._process.kill()
+                    self._process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_TICK_SECONDS)
         self._listener.close()
         self.path.unlink(missing_ok=True)
         self._folder.close()

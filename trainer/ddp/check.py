@@ -5,6 +5,7 @@ Run by the agent in a process of its own: a crash of user code must not take any
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from trainer.plugins import Plugins, load_plugins
 from trainer.store import open_store
 from trainer.telemetry import logs
 from trainer.trackers.find import check_trackers
+
+_STACKS_SECONDS = 1.0
+"""How long before its time is over the check writes where it stands."""
 
 
 def check(config: Config) -> None:
@@ -64,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
     def run() -> None:
         config = load_for_worker(argv)
         logs.configure(config.log, run=config.run.name, pod=os.environ.get("POD_NAME", ""))
+        faulthandler.dump_traceback_later(max(config.launch.start_seconds - _STACKS_SECONDS, 0.5))
         check(config)
 
     return guarded(run)

@@ -16,9 +16,12 @@ import time
 from pathlib import Path
 
 from trainer.config import ConfigError, load_for_worker
+from trainer.config.tree import Launch
 from trainer.elastic.nursery import Cold, Nursery, leave
 from trainer.launch.exits import GO_ENV, REPORTS_ENV, Exit, Report, write_report
 from trainer.launch.parent import die_with_parent
+
+_SAY_SECONDS = 30.0
 
 
 def main(argv: list[str]) -> int:
@@ -26,11 +29,10 @@ def main(argv: list[str]) -> int:
     die_with_parent()
     if folder := os.environ.get(REPORTS_ENV):  # what torch and multiprocessing leave lying there goes with the run
         tempfile.tempdir = str(Path(folder).parent)
-    warm = True
+    settings = Launch()
     with contextlib.suppress(ConfigError):  # by hand, without settings: torch's own format will do
-        config = load_for_worker([])
-        warm = config.launch.warm_start
-    nursery = Nursery() if warm else Cold()
+        settings = load_for_worker([]).launch
+    nursery = Nursery() if settings.warm_start else Cold()
 
     from torch.distributed import DistError  # while the nursery imports torch too
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     log = logs.get_logger()
     if GO_ENV in os.environ:
-        if code := _check(nursery):
+        if code := _check(nursery, settings.start_seconds):
             return code
         if not sys.stdin.readline():
             return Exit.USER_ERROR  # the supervisor has ended, or wants no ranks after all
@@ -76,13 +78,30 @@ def main(argv: list[str]) -> int:
     return Exit.USER_ERROR
 
 
-def _check(nursery: Nursery | Cold) -> int:
-    """Try the user's code before any pod waits for this one; the exit code, 0 if all is well."""
+def _check(nursery: Nursery | Cold, seconds: float) -> int:
+    """Try the user's code before any pod waits for this one; the exit code, 0 if all is well.
+
+    Args:
+        seconds: how long it may take. The process itself writes its stacks shortly before that.
+    """
     from trainer.ddp.check import main as check
+    from trainer.telemetry.logs import get_logger
 
     process = nursery.call(check, [])
+    began = said = time.monotonic()
     while (code := process.exitcode) is None:
         time.sleep(0.01)
+        now = time.monotonic()
+        if now - said > _SAY_SECONDS:
+            said = now
+            get_logger().info("the check of model, data and checkpoint goes on", seconds=round(now - began),
+                              limit=seconds)
+        if now - began > seconds and process.pid:
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+            message = (f"the check of model, data and checkpoint has not ended in {seconds:g} s"
+                       " (launch.start_seconds): its stacks are above")
+            _report(Exit.STALLED, message, process.pid)
+            return Exit.STALLED
     if code < 0:
         name = signal.Signals(-code).name
         _report(128 - code, f"the check was killed by {name}", process.pid or 0)

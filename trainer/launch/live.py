@@ -112,7 +112,7 @@ class LiveView:
     def _headline(self, view: PodView) -> Text:
         seconds = int(time.monotonic() - self._began)
         phase = self._phase()
-        if phase == "training" and (view.leader is None or view.leader.state in ("init", "restore")):
+        if phase in ("waiting", "training") and (view.leader is None or view.leader.state in ("init", "restore")):
             phase = "starting ranks"
         facts = [phase, f"{seconds // 60}:{seconds % 60:02d}"]
         if view.restarts:

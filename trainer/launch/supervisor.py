@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _TICK_SECONDS = 0.2
 _SILENT_SECONDS = 30.0
 """The loop of the supervisor runs several times a second; after so long without, /healthz says so."""
+_LAST_WORDS_SECONDS, _LAST_CALLS_SECONDS = 1.0, 4.0
+"""To tell the control plane and to ask the store at the end, with a grace period running out and without."""
 _PERMANENT_GRACE_SECONDS = 5.0
 """After a permanent failure the other ranks have nothing left to save."""
 
@@ -90,6 +92,8 @@ class _Supervisor:
     store: ObjectStore | None = None
     done: Done | None = None
     live: LiveView | None = None
+    end: float = float("inf")
+    """When this process has to be nearly done, on the monotonic clock."""
     _beat: float = field(default_factory=time.monotonic)
 
     def run(self) -> Outcome:
@@ -103,7 +107,7 @@ class _Supervisor:
 
                 self.live = LiveView(config.run.name, self.metrics.view, lambda: self.phase)
             # It ends after the ranks: what they have staged is brought to the store.
-            self.uploader = stack.enter_context(uploading(config, early.uploader, early.environ))
+            self.uploader = stack.enter_context(uploading(config, early.uploader, early.environ, self.signals))
             child = stack.enter_context(Child(early.agent, early.folder, events, self.live))
             receiver = Receiver(early.channel, self.metrics.take)
             stack.callback(receiver.close)
@@ -114,7 +118,9 @@ class _Supervisor:
             if self.live:
                 stack.enter_context(self.live)
             outcome = self._run(child)
-            self.voices.close(outcome)
+            # Already here: if the kubelet's patience ends before the uploader has, the reason is known.
+            reports.write_termination_message(outcome, last_checkpoint=self.last_checkpoint())
+            self.voices.close(outcome, _LAST_WORDS_SECONDS if self.signals.received else _LAST_CALLS_SECONDS)
         self.phase = "finished"
         return outcome
 
@@ -173,9 +179,11 @@ class _Supervisor:
             elif not child.started and preparing.done:
                 if (outcome := preparing.result()) is not None and not stopping:
                     return outcome
-                self.phase = "training"
+                self.phase = "waiting"  # for the check of the user's code, and for other pods
                 child.go()
             elif child.started and not stopping:
+                if self.phase == "waiting" and any(rank.up for rank in self.metrics.view().ranks):
+                    self.phase = "training"
                 self.keeper.watch()
                 self.uploader.tend()
                 self.voices.look()
@@ -209,13 +217,15 @@ class _Supervisor:
     def _ask_done(self) -> bool | None:
         """Whether the run is complete, by the store; None without an answer: then the ranks' own word has to do.
 
-        In a hurry, since the grace period may be running; a further signal ends the wait.
+        In a hurry when the grace period is running; a further signal ends the wait.
         """
         signals, store = self.signals, self.store
         assert store is not None
         before = len(signals.received)
+        now = time.monotonic()
+        end = max(self.end, now + _LAST_WORDS_SECONDS) if before else float("inf")
         asking = Aside(lambda: self._read_done(store.impatient()), signals.events)
-        while not asking.done and len(signals.received) == before:
+        while not asking.done and len(signals.received) == before and time.monotonic() < end:
             self._beat = time.monotonic()
             with contextlib.suppress(queue.Empty):
                 signals.events.get(timeout=_TICK_SECONDS)
@@ -278,6 +288,8 @@ class _Supervisor:
 
     def _stop(self, child: Child) -> None:
         self.phase = "stopping"
+        # What follows the ranks has the rest of the budget, less a second for the uploader.
+        self.end = time.monotonic() + self.config.launch.stop_budget_seconds - 2 * _LAST_WORDS_SECONDS
         self.uploader.hurry()
         child.stop()
 
@@ -288,7 +300,7 @@ class _Supervisor:
 
     def _ailing(self) -> str:
         silent = time.monotonic() - self._beat
-        busy = self.phase in ("training", "checking", "stopping")
+        busy = self.phase in ("training", "waiting", "checking", "stopping")
         return f"the supervisor's loop has not run for {silent:.0f} s" if busy and silent > _SILENT_SECONDS else ""
 
 

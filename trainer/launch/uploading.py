@@ -10,18 +10,20 @@ from pathlib import Path
 
 from trainer.checkpoint.starting import Starter
 from trainer.config import Config
+from trainer.launch.signals import Signals
 
-_LEAST_SECONDS = 2.0
-"""For what is nearly there when the time is over."""
+_LEAST_SECONDS = 1.0
+"""For what is nearly there when the time is over, or somebody is in a hurry. It is left of the budget for the end."""
 
 
 class Uploading:
     """The uploader of a pod. See `uploading`."""
 
-    def __init__(self, config: Config, path: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, path: Path, environ: Mapping[str, str], signals: Signals) -> None:
         # Without the run's folder in its environment: what carries that is ended with the ranks.
         self._starter = Starter(config, path, tied=True, environ={**os.environ, **environ})
         self._budget = config.launch.stop_budget_seconds
+        self._signals = signals
         self._stopping_since: float | None = None
 
     def tend(self) -> None:
@@ -33,15 +35,24 @@ class Uploading:
         self._stopping_since = self._stopping_since or time.monotonic()
 
     def close(self) -> None:
-        """End it when what is staged is in the store, or the time is over."""
-        spent = time.monotonic() - self._stopping_since if self._stopping_since else 0.0
-        self._starter.stop(max(self._budget - spent, _LEAST_SECONDS))
+        """End it when what is staged is in the store, or the time is over: soon after a second signal, at once
+        after a third.
+        """
+        now = time.monotonic()
+        least = now + _LEAST_SECONDS
+        end = max((self._stopping_since or now) + self._budget - _LEAST_SECONDS, least)
+
+        def over() -> bool:
+            received = len(self._signals.received)
+            return received > 2 or time.monotonic() > (least if received == 2 else end)
+
+        self._starter.stop(over)
 
 
 @contextmanager
-def uploading(config: Config, path: Path, environ: Mapping[str, str]) -> Iterator[Uploading]:
+def uploading(config: Config, path: Path, environ: Mapping[str, str], signals: Signals) -> Iterator[Uploading]:
     """An uploader that listens at `path` within the block, however that ends."""
-    uploader = Uploading(config, path, environ)
+    uploader = Uploading(config, path, environ, signals)
     try:
         yield uploader
     finally:

@@ -42,8 +42,10 @@ def report(code, *, time=10.0, rank=0, step=7, message=""):
     # Who lost a peer is never the cause.
     (1, None, [report(161, time=6), report(137, time=7)], False, 137, "code 137"),
     (1, None, [report(161, time=6), report(161, time=7)], False, 161, "code 161"),
-    # The host of the rendezvous can only be missed after there was one.
-    (162, None, [report(162, time=7)], False, 161, "the pod that hosts the rendezvous went away: code 162"),
+    # Also when a pod that was not needed found the rendezvous closed.
+    (161, None, [report(161, time=7)], True, 0, "the run is complete"),
+    # A survivor that waits for others in vain.
+    (162, None, [report(162, time=7)], False, 162, "code 162"),
     # Nobody said why.
     (-KILL, None, [], False, 137, "torchrun was killed by SIGKILL"),
     (-signal.SIGSEGV, None, [], False, 139, "torchrun was killed by SIGSEGV"),

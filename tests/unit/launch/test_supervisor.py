@@ -14,6 +14,7 @@ import pytest
 
 from trainer.config import load
 from trainer.launch import supervisor
+from trainer.launch.processes import descendants
 from trainer.store import StoreRefused, StoreUnavailable
 from trainer.telemetry.pod import process_alive
 
@@ -129,6 +130,8 @@ def supervise(tmp_path):
     yield start
     for one in started:
         if one.process.poll() is None:
+            for pid in descendants(one.process.pid):  # they hold the other end of the pipe
+                os.kill(pid, signal.SIGKILL)
             one.process.kill()
             one.end()
         if (tmp_path / "pids").exists():
@@ -266,6 +269,7 @@ finish()
             return answer.read().decode()
 
     run.wait_for(lambda: 'ratchet_steps_total{rank="0"} 1.0' in get(serving["metrics"]))
+    run.wait_for(lambda: json.loads(get(serving["status"]))["phase"] != "waiting")
     status = json.loads(get(serving["status"]))
     assert (status["run"], status["phase"], status["state"], status["step"], status["loss"]) == (
         "digits", "training", "compute", 5, 0.5)

@@ -1,9 +1,11 @@
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,22 @@ def test_a_long_temporary_folder_is_passed_over(tmp_path, monkeypatch):
         assert folder.stat().st_mode & 0o077 == 0
         assert not list(long.iterdir())
     assert not folder.exists()
+
+
+def test_starts_at_the_same_moment_do_not_sweep_each_others_folders_away(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp(prefix="s"))  # short, for sockets
+
+    def start(_):
+        for _ in range(100):
+            with private_folder() as folder:
+                (folder / "reports").mkdir()
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(start, range(4)))
+        assert list(Path(tempfile.tempdir).iterdir()) == []
+    finally:
+        shutil.rmtree(tempfile.tempdir)
 
 
 def test_the_folder_of_a_killed_owner_is_removed_by_the_next_one_and_that_of_a_living_one_is_not():

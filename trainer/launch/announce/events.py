@@ -23,7 +23,6 @@ from trainer.telemetry.logs import configure, get_logger
 
 ANNOTATION = "ratchet/state"
 _ANSWER_SECONDS = 10
-_END_SECONDS = 3.0
 _GROUP, _VERSION, _KIND, _PLURAL = "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs"
 
 
@@ -54,15 +53,15 @@ class Announcer:
             self._child.stdin.write(json.dumps(asdict(transition)) + "\n")
             self._child.stdin.flush()
 
-    def close(self) -> None:
-        """Give the child a moment for the last one."""
+    def close(self, seconds: float) -> None:
+        """Give the child so long for the last one."""
         if self._child is None:
             return
         with contextlib.suppress(OSError, ValueError):
             assert self._child.stdin is not None
             self._child.stdin.close()
         try:
-            self._child.wait(_END_SECONDS)
+            self._child.wait(max(seconds, 0))
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()

@@ -45,11 +45,15 @@ class TrainJobProgress:
             self._thread = threading.Thread(target=self._run, name="ratchet-trainjob", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """Post the end, if there is time."""
+    def end(self) -> None:
+        """Begin to post the end."""
         self._end.set()
+
+    def close(self, seconds: float) -> None:
+        """Wait for that, if there is time."""
+        self.end()
         if self._thread is not None:
-            self._thread.join(_ANSWER_SECONDS)
+            self._thread.join(max(seconds, 0))
 
     def _run(self) -> None:
         posted: dict[str, Any] = {}

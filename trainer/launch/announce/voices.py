@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from trainer.config import Config
@@ -28,11 +29,13 @@ class Voices:
     def stalled(self, reason: str) -> None:
         self._tell(self._transitions.stalled(reason))
 
-    def close(self, outcome: Outcome) -> None:
-        """Tell the end, within seconds."""
+    def close(self, outcome: Outcome, seconds: float) -> None:
+        """Tell the end, within so many seconds."""
+        end = time.monotonic() + seconds
         self._tell(self._transitions.ended(outcome))
-        self._announcer.close()
-        self._progress.close()
+        self._progress.end()
+        self._announcer.close(end - time.monotonic())
+        self._progress.close(end - time.monotonic())
 
     def _tell(self, transitions: list[Transition]) -> None:
         for transition in transitions:

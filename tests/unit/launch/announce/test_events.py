@@ -13,14 +13,14 @@ POD = {"JOB_NAME": "job", "POD_NAMESPACE": "here", "POD_NAME": "job-worker-0"}
 def test_without_the_setting_nothing_is_started():
     announcer = Announcer(wanted=False, environ=POD)
     announcer.tell(STARTED)
-    announcer.close()
+    announcer.close(3.0)
     assert announcer._child is None
 
 
 def test_missing_variables_are_named_and_nothing_is_started(capsys):
     announcer = Announcer(wanted=True, environ={"JOB_NAME": "job"})
     announcer.tell(STARTED)
-    announcer.close()
+    announcer.close(3.0)
     assert "POD_NAMESPACE" in capsys.readouterr().out
 
 
@@ -41,7 +41,7 @@ users: [{name: x, user: {token: t}}]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     announcer.tell(STARTED)
-    announcer.close()
+    announcer.close(3.0)
     assert announcer._child.returncode == 1
     out = capfd.readouterr().out
     assert "no Kubernetes events from here on; training goes on" in out

@@ -79,7 +79,7 @@ def test_changes_are_posted_with_the_token_of_the_moment(server, environ, tmp_pa
     (tmp_path / "token").write_text("second\n")
     now["step"] = 120
     wait(server)
-    teller.close()
+    teller.close(4.0)
     assert [(token, body["trainerStatus"]["progressPercentage"]) for token, body in server.posts] == [
         ("Bearer first", 8), ("Bearer second", 100)], "and nothing is posted while nothing changes"
     assert server.posts[0][1]["trainerStatus"]["lastUpdatedTime"].endswith("+00:00")
@@ -91,11 +91,11 @@ def test_a_server_that_refuses_is_told_once_and_asked_again(server, environ, cap
     teller = TrainJobProgress(lambda: view(step=next(steps)), environ)
     wait(server)
     wait(server)
-    teller.close()
+    teller.close(4.0)
     assert capsys.readouterr().out.count("progress was not taken") == 1
 
 
 def test_without_the_variables_nothing_is_started():
     before = threading.active_count()
-    TrainJobProgress(view, {}).close()
+    TrainJobProgress(view, {}).close(4.0)
     assert threading.active_count() == before
