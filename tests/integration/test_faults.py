@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -197,6 +198,20 @@ def test_another_pod_is_replaced_and_the_survivor_waits_in_place(
     assert len(job.lines(0, "plan")) == 1, "its pod was not started again"
     saved = survey(file_store, "pods").committed[0].step
     job.wait_for(lambda: survey(file_store, "pods").committed[0].step > saved, "a new checkpoint")
+
+
+def test_ranks_of_several_pods_that_are_killed_together_are_one_failure(
+        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("2:2", launch__max_restarts_without_progress=3, workload__options={"faults": ["*:4:kill!"]})
+    job.start(0)
+    job.start(1)
+    codes = {job.end(0), job.end(1)}
+    told = [json.loads(bytes(file_store.get(key))) for key, _ in file_store.list("pods/failures/")]
+    rounds = [name for name, _ in itertools.groupby(failure["round"] for failure in told)]
+    assert len(rounds) == len(set(rounds)) == 3, told
+    assert len(told) > len(rounds), "both pods told of a round"
+    assert Exit.NO_PROGRESS in codes, job.text()
+    assert not list(file_store.list("pods/pods/")), "no mark is left by a pod that ended in order"
 
 
 def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_store: ObjectStore) -> None:

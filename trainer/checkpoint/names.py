@@ -6,6 +6,7 @@
                                    manifest.json                  the commit
     <run>/ledger/<attempt>/step-000000120-00003-of-00008          sample numbers, by setting
     <run>/failures/...                                            failures without progress (trainer.launch.budget)
+    <run>/pods/...                                                pods at work (trainer.launch.budget)
     <run>/history/..., <run>/tensorboard/...                      what trackers write (trainer.trackers)
     <run>/done.json                                               the run is complete
 """

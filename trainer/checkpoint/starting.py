@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from trainer.telemetry.logs import get_logger
 MODULE = "trainer.checkpoint.uploader"
 """What is run."""
 _TICK_SECONDS = 0.1
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+"""Between the starts of uploaders that die young: doubled each time."""
 
 
 class Starter:
@@ -39,6 +42,9 @@ class Starter:
         self._listener.listen(64)
         self._folder = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._pause = 0.0
+        self._told = False
 
     @classmethod
     def for_ranks(cls, config: Config) -> Starter:
@@ -54,8 +60,20 @@ class Starter:
         if self._process is None:
             self._process = self._start()
         elif (code := self._process.poll()) is not None:
-            get_logger().warning("the uploader is gone, starting another: what it held is lost", exit=code)
-            self._process = self._start()
+            lived = time.monotonic() - self._started
+            if not self._told:
+                self._told = True
+                young = lived < max(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+                self._pause = min(max(2 * self._pause, _PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS) if young else 0.0
+                get_logger().warning("the uploader is gone, starting another: what it held is lost", exit=code,
+                                     lived_seconds=round(lived, 1))
+            if lived >= self._pause:
+                self._process = self._start()
+
+    def replace(self) -> None:
+        """End one that does not answer; `tend` starts another."""
+        if self._process is not None:
+            self._process.kill()
 
     def stop(self, over: Callable[[], bool]) -> None:
         """Ask it to end after what is staged, and wait for that.
@@ -76,6 +94,7 @@ class Starter:
         self._folder.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._started, self._told = time.monotonic(), False
         command = [sys.executable, "-m", MODULE, str(self._listener.fileno())]
         command += ["--tied"] if self._tied else []
         # A session of its own: torchrun ends the sessions of its ranks, and this must outlive them.

@@ -66,7 +66,7 @@ def _read(error: BaseException) -> tuple[Exit, str]:
         case Diverged():
             return Exit.DIVERGED, str(error)
         case Gone():
-            return Exit.PEER_LOST, f"the uploader of this pod does not answer: {error}"
+            return Exit.UPLOADER_LOST, f"the uploader of this pod does not answer: {error}"
         case StoreError():
             return Exit.STORE_UNAVAILABLE, str(error)
         case KeyboardInterrupt():

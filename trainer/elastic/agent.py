@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer.elastic.meeting import Meeting
 from trainer.elastic.nursery import Cold, Nursery, Process
-from trainer.launch.exits import Exit, Report, write_report
+from trainer.launch.exits import Exit, Report, write_report, write_round
 from trainer.telemetry.logs import get_logger
 
 _AFTER_FAILURE_SECONDS = 5.0
@@ -54,6 +55,7 @@ class WarmAgent(SimpleElasticAgent):
         self._meeting.begin()
         super()._rendezvous(worker_group)
         self.met = True
+        write_round(_name_round(worker_group))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         get_logger().info("starting ranks", ranks=[worker.global_rank for worker in worker_group.workers],
@@ -129,6 +131,14 @@ class WarmAgent(SimpleElasticAgent):
 
     def _running(self) -> list[int]:
         return [process.pid for process in self._ranks.values() if process.pid is not None and process.exitcode is None]
+
+
+def _name_round(group: WorkerGroup) -> str:
+    """A name that all pods of the round have in common, so that what ends it is counted once."""
+    name = secrets.token_hex(4)
+    if group.spec.rdzv_handler.get_backend() == "static" or group.store is None:
+        return name  # its store knows no rounds: each pod names its own
+    return bytes(group.store.compare_set("ratchet/round", "", name)).decode()
 
 
 def _report(worker: Worker, code: int, pid: int, *, orphaned: bool = False) -> None:

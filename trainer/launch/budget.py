@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from trainer.store import ObjectStore, StoreError
+from trainer.store import NotFound, ObjectStore, StoreError
 
 _LOOK_BACK = 50
 
@@ -29,6 +29,8 @@ class Failure:
     pod: str = ""
     time: float = 0.0
     """Seconds since the epoch."""
+    round: str = ""
+    """Of the ranks that failed: what several pods say of one round is one failure. Empty: not known."""
     final: bool = False
     """It ended the job: who starts it again has mended something, and counting begins anew."""
 
@@ -56,13 +58,48 @@ def record(store: ObjectStore, run: str, failure: Failure, limit: int) -> int:
 
 def in_a_row(failures: Iterable[Failure]) -> int:
     """Failures at the end of the list between which no checkpoint was committed."""
-    count, checkpoint = 0, -1
+    count, checkpoint, newest = 0, -1, ""
+    ended = False
     for failure in failures:
-        count = count + 1 if failure.checkpoint <= checkpoint else 1
-        checkpoint = max(checkpoint, failure.checkpoint)
-        if failure.final:
-            count, checkpoint = 0, -1
+        if not failure.round or failure.round != newest:
+            if ended:
+                count, checkpoint, ended = 0, -1, False
+            count = count + 1 if failure.checkpoint <= checkpoint else 1
+        checkpoint, newest = max(checkpoint, failure.checkpoint), failure.round
+        ended = ended or failure.final
     return count
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Lies in the store while a pod is at work. One that is found by the pod's next start was left by a sudden end."""
+
+    boot: str
+    """Of the node, as its kernel calls the time since it was started."""
+    round: str
+    """The newest one that the pod was part of; empty before the first."""
+
+
+def leave_mark(store: ObjectStore, run: str, pod: str, mark: Mark) -> None:
+    """Say that the pod is at work. Raises StoreError."""
+    store.put(_mark_key(run, pod), json.dumps(asdict(mark)).encode())
+
+
+def find_mark(store: ObjectStore, run: str, pod: str) -> Mark | None:
+    """What the pod's last start has left. Raises StoreError."""
+    try:
+        return Mark(**json.loads(bytes(store.get(_mark_key(run, pod)))))
+    except (NotFound, ValueError, TypeError):
+        return None
+
+
+def remove_mark(store: ObjectStore, run: str, pod: str) -> None:
+    """Say that the pod has ended in order, or was told to. Raises StoreError."""
+    store.delete(_mark_key(run, pod))
+
+
+def _mark_key(run: str, pod: str) -> str:
+    return f"{run}/pods/{pod}.json"
 
 
 def _read(store: ObjectStore, key: str) -> Failure | None:

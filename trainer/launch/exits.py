@@ -19,6 +19,7 @@ REPORTS_ENV = "RATCHET_REPORTS"
 PARENT_ENV = "RATCHET_PARENT"
 """Process id of who started this process and must not be outlived."""
 
+_ROUND = "round"
 
 GO_ENV = "RATCHET_GO"
 """Set for an agent that checks the user's code first and then waits for a line on its standard input."""
@@ -40,6 +41,7 @@ class Exit(IntEnum):
     NO_RENDEZVOUS = 162
     STALLED = 163
     DIVERGED = 164
+    UPLOADER_LOST = 165
 
     @property
     def retryable(self) -> bool:
@@ -78,6 +80,8 @@ TABLE = (
         "read the stacks in the log; retried"),
     Row(Exit.DIVERGED, "ranks did not have the same state, and no restart was left",
         "look at the rank and tensor that the line names: faulty hardware, or code that changes one rank; retried"),
+    Row(Exit.UPLOADER_LOST, "the process of the pod that writes to the store did not answer, and no restart was left",
+        "look at the pod's memory, and at the uploader's lines in its log; retried"),
 )
 """Every code, in order."""
 
@@ -95,6 +99,8 @@ class Report:
     exception: str = ""
     time: float = 0.0
     """Seconds since the epoch."""
+    round: str = ""
+    """Name of the round of ranks that this belongs to, the same in all pods; empty before the first."""
 
     def where(self) -> dict[str, int]:
         """Rank and step, as far as they are known: negative when another process wrote the report."""
@@ -114,7 +120,8 @@ def write_report_to(folder: Path, report: Report) -> None:
     if target.exists():
         return
     draft = target.with_suffix(".tmp")
-    draft.write_text(json.dumps({**asdict(report), "time": report.time or time.time()}))
+    whole = {**asdict(report), "time": report.time or time.time(), "round": report.round or read_round(folder)}
+    draft.write_text(json.dumps(whole))
     draft.replace(target)
 
 
@@ -122,3 +129,19 @@ def read_reports(folder: Path) -> list[Report]:
     """All reports in the folder, the earliest first."""
     reports = [Report(**json.loads(path.read_text())) for path in folder.glob("rank-*.json")]
     return sorted(reports, key=lambda report: report.time)
+
+
+def write_round(name: str) -> None:
+    """Name the round of ranks that begins; without a supervisor do nothing."""
+    if folder := os.environ.get(REPORTS_ENV):
+        draft = Path(folder, "round.tmp")
+        draft.write_text(name)
+        draft.replace(Path(folder, _ROUND))
+
+
+def read_round(folder: Path) -> str:
+    """The name of the newest round of this pod; empty before the first."""
+    try:
+        return (folder / _ROUND).read_text()
+    except OSError:
+        return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Generic, Self, TypeVar
@@ -20,6 +21,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self.first_at = 0.0
+        """When the first one came, on the monotonic clock."""
         self.events: Events = queue.SimpleQueue()
         self._before: dict[int, Any] = {}
 
@@ -37,6 +40,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.first_at = self.first_at or time.monotonic()
         self.received.append(number)
         self.events.put("signal")
 
@@ -56,6 +60,10 @@ class Aside(Generic[T]):
     @property
     def done(self) -> bool:
         return self._done.is_set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it is done, at most so long."""
+        self._done.wait(seconds)
 
     def result(self) -> T:
         """What the call returned, when it is done. Raises what it raised."""

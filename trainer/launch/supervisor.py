@@ -23,6 +23,7 @@ from trainer.launch.announce.voices import Voices
 from trainer.launch.child import Child
 from trainer.launch.early import Commands, Early, started
 from trainer.launch.exits import Exit
+from trainer.launch.failures import Failures
 from trainer.launch.keeper import Keeper
 from trainer.launch.outcome import Outcome, decide
 from trainer.launch.plan import STOP_MARGIN_SECONDS, LaunchPlan
@@ -100,7 +101,10 @@ class _Supervisor:
         config, early, events = self.config, self.early, self.signals.events
         self.metrics = PodMetrics(run=config.run.name, nproc=early.plan.nproc)
         self.voices = Voices(config, self.metrics, early.environ)
-        self.keeper = Keeper(config, self.metrics, early.reports, events, _pod(early.environ), self.voices.stalled)
+        self.keeper = Keeper(config, self.metrics, early.reports, self.voices.stalled)
+        self.failures = Failures(
+            config, events, _pod(early.environ), early.reports, self.keeper.reports,
+            checkpoint=lambda: int(self.metrics.view().values.get("checkpoint_last_step", 0)))
         with contextlib.ExitStack() as stack:
             if early.on_terminal:
                 from trainer.launch.live import LiveView  # pods have no terminal and need not load it
@@ -120,7 +124,7 @@ class _Supervisor:
             outcome = self._run(child)
             # Already here: if the kubelet's patience ends before the uploader has, the reason is known.
             reports.write_termination_message(outcome, last_checkpoint=self.last_checkpoint())
-            self.voices.close(outcome, _LAST_WORDS_SECONDS if self.signals.received else _LAST_CALLS_SECONDS)
+            self.voices.close(outcome, self._last_seconds())
         self.phase = "finished"
         return outcome
 
@@ -129,7 +133,10 @@ class _Supervisor:
         self.phase = "checking"
         outcome = self._stay_with(child, Aside(self._prepare, self.signals.events))
         child.end()
-        return outcome or self._conclude(child)
+        outcome = outcome or self._conclude(child)
+        if self.store is not None and (ended := self.failures.end(self.store)):
+            ended.wait(self._left_seconds())
+        return outcome
 
     def _prepare(self) -> Outcome | None:
         """What has to be known before ranks start; an outcome when there is nothing to start."""
@@ -143,6 +150,8 @@ class _Supervisor:
             return Outcome(Exit.STORE_UNAVAILABLE, str(error))
         if self.done is not None:
             return Outcome(Exit.DONE, "the run was complete already")
+        if exhausted := self.failures.begin(self.store):
+            return exhausted
         for concern in concerns(ranks=self.early.plan.nproc, loaders=self.config.data.workers,
                                 clock_ahead=self.store.clock_ahead):
             get_logger().warning(concern)
@@ -171,8 +180,10 @@ class _Supervisor:
                 stopping = True
                 log.warning("stopping", signal=signal.Signals(received[0]).name,
                             stop_budget_seconds=self.config.launch.stop_budget_seconds)
-                deadline = min(deadline, self._beat + self._patience())
-                self._stop(child)
+                deadline = min(deadline, self.signals.first_at + self._patience())
+                if self.store is not None:
+                    self.failures.end(self.store)  # whatever comes now, nobody died without a word
+                self._stop(child, self.signals.first_at)
             elif stopping and ((len(received) > 1 and not hopeless) or self._beat > deadline):
                 log.warning("killing what is left", why="second signal" if len(received) > 1 else "budget used up")
                 break
@@ -185,6 +196,8 @@ class _Supervisor:
                 if self.phase == "waiting" and any(rank.up for rank in self.metrics.view().ranks):
                     self.phase = "training"
                 self.keeper.watch()
+                if self.keeper.mute_uploader():
+                    self.uploader.replace()
                 self.uploader.tend()
                 self.voices.look()
                 hopeless = self._hopeless()
@@ -193,7 +206,7 @@ class _Supervisor:
                     log.error("a restart here is no help, stopping what still runs", code=int(hopeless.code),
                               reason=hopeless.reason)
                     deadline = self._beat + _PERMANENT_GRACE_SECONDS
-                    self._stop(child)
+                    self._stop(child, self._beat)
             with contextlib.suppress(queue.Empty):
                 self.signals.events.get(timeout=_TICK_SECONDS)
         return hopeless
@@ -204,15 +217,26 @@ class _Supervisor:
         if report is not None:
             return Outcome(report.code, report.message, report)
         assert self.store is not None
-        return self.keeper.exhausted(self.store)
+        return self.failures.look(self.store)
 
     def _conclude(self, child: Child) -> Outcome:
         """The child has ended: how does the run?"""
         if not child.started:
             return decide(child.returncode, self.signals.first, self.keeper.reports(), done=False)
         asked = self._ask_done()
-        return decide(child.returncode, self.signals.first, self.keeper.reports(), done=asked,
-                      round_began=self.metrics.round_began())
+        outcome = decide(child.returncode, self.signals.first, self.keeper.reports(), done=asked,
+                         round_began=self.metrics.round_began())
+        if outcome.code == Exit.DONE or self.store is None:
+            return outcome
+        return self.failures.settle(self.store, outcome, until=time.monotonic() + self._left_seconds())
+
+    def _last_seconds(self) -> float:
+        """How long one of the last calls may take."""
+        return _LAST_WORDS_SECONDS if self.signals.received else _LAST_CALLS_SECONDS
+
+    def _left_seconds(self) -> float:
+        """The same, for calls that are left out when the time is nearly over."""
+        return min(self._last_seconds(), max(self.end - time.monotonic(), 0))
 
     def _ask_done(self) -> bool | None:
         """Whether the run is complete, by the store; None without an answer: then the ranks' own word has to do.
@@ -286,11 +310,11 @@ class _Supervisor:
         done = read_done(store, self.config.run.name)
         return done if done is not None and done.covers(self.config) else None
 
-    def _stop(self, child: Child) -> None:
+    def _stop(self, child: Child, since: float) -> None:
         self.phase = "stopping"
         # What follows the ranks has the rest of the budget, less a second for the uploader.
-        self.end = time.monotonic() + self.config.launch.stop_budget_seconds - 2 * _LAST_WORDS_SECONDS
-        self.uploader.hurry()
+        self.end = since + self.config.launch.stop_budget_seconds - 2 * _LAST_WORDS_SECONDS
+        self.uploader.hurry(since)
         child.stop()
 
     def _patience(self) -> float:

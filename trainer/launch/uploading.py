@@ -30,9 +30,17 @@ class Uploading:
         """Start it, or another if it died: call it several times a second while there are ranks."""
         self._starter.tend()
 
-    def hurry(self) -> None:
-        """The pod is told to stop: the time that `close` leaves is counted from here."""
-        self._stopping_since = self._stopping_since or time.monotonic()
+    def replace(self) -> None:
+        """End one that does not answer; `tend` starts another."""
+        self._starter.replace()
+
+    def hurry(self, since: float) -> None:
+        """The pod was told to stop.
+
+        Args:
+            since: when, on the monotonic clock; the time that `close` leaves counts from there.
+        """
+        self._stopping_since = self._stopping_since or since
 
     def close(self) -> None:
         """End it when what is staged is in the store, or the time is over: soon after a second signal, at once

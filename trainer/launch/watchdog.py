@@ -120,6 +120,7 @@ class Watchdog:
         if limits.silent and silent > limits.silent:
             used = cpu_seconds(heart.pid) - memory.cpu
             if used < _IDLE_SHARE * silent:
+                memory.since = memory.heard = now  # a process that can't be killed is told of once in a while
                 return Verdict("silent", kill=True, heart=heart, seconds=silent, limit=limits.silent)
         if not limits.stall:
             return None
@@ -127,6 +128,7 @@ class Watchdog:
         limit = max(limits.stall, _LONGEST_TIMES * memory.longest) if stepping else limits.start
         still = now - memory.since
         if still > 2 * limit:
+            memory.since = memory.heard = now
             return Verdict("still", kill=True, heart=heart, seconds=still, limit=2 * limit)
         if still > limit and not memory.told:
             memory.told = True

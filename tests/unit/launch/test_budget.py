@@ -3,12 +3,12 @@
 import pytest
 
 from trainer.config.tree import Store
-from trainer.launch.budget import Failure, in_a_row, record
+from trainer.launch.budget import Failure, Mark, find_mark, in_a_row, leave_mark, record, remove_mark
 from trainer.store import open_store
 
 
-def failure(checkpoint, *, final=False):
-    return Failure(checkpoint, 137, "rank 1: killed", final=final)
+def failure(checkpoint, *, final=False, name=""):
+    return Failure(checkpoint, 137, "rank 1: killed", final=final, round=name)
 
 
 @pytest.mark.parametrize(("checkpoints", "count"), [
@@ -28,6 +28,23 @@ def test_counting_begins_anew_after_the_failure_that_ended_the_job():
     assert in_a_row([failure(100), failure(100, final=True), failure(100)]) == 1
 
 
+@pytest.mark.parametrize(("rounds", "count"), [
+    (["a", "a", "a"], 1),
+    (["a", "a", "b", "b"], 2),
+    (["a", "a", "b", "c", "c", "c"], 3),
+    (["", "", ""], 3),  # failed before they met
+    (["a", "", "a"], 3),
+])
+def test_what_several_pods_say_of_one_round_is_one_failure(rounds, count):
+    assert in_a_row([failure(100, name=name) for name in rounds]) == count
+
+
+def test_a_pod_that_tells_of_the_last_round_too_learns_that_it_ended_the_job():
+    ended = [failure(100, name="a"), failure(100, name="b", final=True)]
+    assert in_a_row([*ended, failure(100, name="b")]) == 2
+    assert in_a_row([*ended, failure(100, name="b"), failure(100, name="c")]) == 1
+
+
 @pytest.fixture
 def store(tmp_path):
     return open_store(Store(url=f"file://{tmp_path}/store"))
@@ -45,3 +62,15 @@ def test_a_record_of_another_version_counts_for_nothing(store):
     store.put("run/failures/000000000000001-x.json", b"{}")
     store.put("run/failures/000000000000002-x.json", b"\xff")
     assert record(store, "run", failure(100), limit=9) == 2
+
+
+def test_a_mark_is_found_until_it_is_taken_away(store):
+    assert find_mark(store, "run", "worker-0") is None
+    leave_mark(store, "run", "worker-0", Mark("boot", ""))
+    leave_mark(store, "run", "worker-0", Mark("boot", "a"))
+    assert find_mark(store, "run", "worker-0") == Mark("boot", "a")
+    assert find_mark(store, "run", "worker-1") is None
+    remove_mark(store, "run", "worker-0")
+    assert find_mark(store, "run", "worker-0") is None
+    store.put("run/pods/worker-0.json", b"[]")
+    assert find_mark(store, "run", "worker-0") is None, "of another version"

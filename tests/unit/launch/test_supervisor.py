@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from trainer.config import load
+from trainer.config.tree import Store
 from trainer.launch import supervisor
 from trainer.launch.processes import descendants
-from trainer.store import StoreRefused, StoreUnavailable
+from trainer.store import StoreRefused, StoreUnavailable, open_store
 from trainer.telemetry.pod import process_alive
 
 ROOT = Path(__file__).parents[3]
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[3]
 MAIN = """
 import sys
 from trainer.config import load
+from trainer.config.tree import Store
 from trainer.launch.early import Commands
 from trainer.launch.supervisor import run
 agent, *settings = sys.argv[1:]
@@ -249,6 +251,53 @@ def test_ranks_of_a_torchrun_that_was_killed_do_not_live_on(supervise):
     assert run.end() == 137
     assert "SIGKILL" in run.last["reason"]
     assert not any(process_alive(pid) for pid in run.pids())
+
+
+def test_failures_are_counted_also_where_no_restart_in_the_pod_follows(supervise):
+    failing = "report(137, 'killed by SIGKILL'); sys.exit(1)"
+    settings = ["launch.max_restarts=0", "launch.max_restarts_without_progress=2"]
+    first = supervise(failing, settings=settings)
+    assert first.end() == 137, first.output
+    again = supervise(failing, settings=settings)
+    assert again.end() == 4, again.output
+    assert again.last["reason"].startswith("2 failures in a row")
+
+
+def test_a_container_that_is_killed_as_a_whole_is_counted_by_the_next_start(supervise):
+    pod = {"POD_NAME": "worker-0"}
+    for _ in range(2):
+        run = supervise("sleeper(); (here / 'ready').touch(); time.sleep(60)", environ=pod,
+                        settings=["launch.max_restarts_without_progress=2"])
+        run.wait_for_file("ready")
+        (run.folder / "ready").unlink()
+        children = descendants(run.process.pid)
+        for pid in (run.process.pid, *children):
+            os.kill(pid, signal.SIGKILL)
+        run.end()
+    last = supervise("finish()", environ=pod, settings=["launch.max_restarts_without_progress=2"])
+    assert last.end() == 4, last.output
+    assert "pod worker-0 was killed without a word" in last.last["reason"]
+
+
+def test_a_stop_is_no_failure_even_if_the_kubelet_has_no_patience(supervise):
+    pod = {"POD_NAME": "worker-0"}
+    run = supervise(STUBBORN, environ=pod)
+    run.wait_for_file("ready")
+    store = open_store(Store(url=f"file://{run.folder}/store"))
+    assert [key for key, _ in store.list("digits/pods/")] == ["digits/pods/worker-0.json"]
+    run.process.send_signal(signal.SIGTERM)
+    run.wait_for(lambda: not list(store.list("digits/pods/")))
+    for pid in (run.process.pid, *descendants(run.process.pid)):
+        os.kill(pid, signal.SIGKILL)
+    run.end()
+
+
+def test_an_uploader_that_gives_no_answer_is_replaced(supervise):
+    run = supervise("report(165, 'the uploader gave no answer'); wait_for('seen'); finish()")
+    (line,) = run.wait_for(lambda: run.lines("the uploader is gone, starting another: what it held is lost"))
+    assert line["exit"] == -signal.SIGKILL
+    (run.folder / "seen").touch()
+    assert run.end() == 0, run.output
 
 
 def test_what_ranks_say_is_served_while_they_run(supervise):

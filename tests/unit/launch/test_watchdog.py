@@ -57,6 +57,11 @@ def test_a_silent_and_idle_process_is_killed(ranks):
     assert ranks.live(12, beats=False)[0] == (11, "silent", True)
 
 
+def test_a_process_that_can_not_be_killed_is_told_of_once_in_a_while(ranks):
+    ranks.live(5, steps_every=1)
+    assert [second for second, _, _ in ranks.live(35, beats=False)] == [11, 22, 33]
+
+
 def test_a_silent_process_that_computes_is_not(ranks):
     ranks.live(5, steps_every=1)
     assert not [verdict for verdict in ranks.live(50, beats=False, cpu=0.9) if verdict[1] == "silent"]
