@@ -98,7 +98,7 @@ def test_each_make_of_s3_is_on_loopback_alone_and_leaves_nothing(make: type[Serv
         assert server._process is not None
         session = server._process.pid
         addresses = [listening_addresses(pid) for pid in processes_of(session)]
-        assert set().union(*addresses) == {"0100007F"}
+        assert set().union(*addresses) - {"00000000000000000000000001000000"} == {"0100007F"}, "::1 or 127.0.0.1"
     assert until(lambda: not processes_of(session))
     assert not server._folder.exists()
 

@@ -11,7 +11,9 @@ from threading import Barrier
 import pytest
 
 from tests.servers import S3_SERVERS
+from trainer.config import load
 from trainer.config.tree import Store
+from trainer.ddp import doctor
 from trainer.store import Exists, NotFound, ObjectStore, StoreError, StoreRefused, open_store
 
 ODD_KEYS = [
@@ -237,3 +239,11 @@ def test_the_probe_accepts_a_good_store_and_leaves_nothing(store: ObjectStore) -
     store.probe()
     assert store.conditional_puts
     assert list(store.list()) == []
+
+
+def test_the_doctor_says_what_the_store_checks(store_settings: Store, store_kind: str) -> None:
+    said = doctor._store(replace(load("digits", [], environ={}).config, store=store_settings))
+    checked = store_kind == "file" or S3_SERVERS[store_kind].checks_checksums
+    assert "conditional puts honoured" in said
+    assert ("does not check checksums" in said) == (not checked)
+    assert ("checks checksums" in said) == checked
