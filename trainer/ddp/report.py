@@ -199,6 +199,7 @@ class Reporter:
         """The validation split was measured after `step` steps."""
         if self._rank == 0 and means:
             self._metrics.info(evaluation=dict(means))
+            self._metrics.set("validation_loss", means["loss"])
             self._track(Row(step, "validation", dict(means)))
 
     def stops_early(self, step: int, best: Best) -> None:
