@@ -110,8 +110,12 @@ class Row:
 
     step: int
     """Optimizer steps finished, counted over the whole run."""
-    kind: Literal["train", "validation"]
+    kind: Literal["train", "epoch", "validation"]
+    """`train`: every `train.log_every_steps`; `epoch`: the training of a whole epoch, told at its end; `validation`."""
     values: Mapping[str, float]
+    """By name. Of the training, `loss` is a mean over `weight` samples, or what `loss` counted, of all ranks: rows
+    are put together by their weights. An epoch counts from 0.
+    """
 
 
 class Tracker(Protocol):

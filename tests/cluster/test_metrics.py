@@ -19,7 +19,7 @@ from trainer.telemetry.metrics import METRICS
 
 @pytest.mark.timeout(1200)
 def test_prometheus_has_every_core_metric_of_every_rank_once(here: Namespace) -> None:
-    here.apply(render(here, {"train.log_every_steps": 5}))
+    here.apply(render(here, {"train.log_every_steps": 5, "train.evaluate_every_steps": 5}))
     job = here.job()
     job.wait_for_step(SAVE_EVERY + 1, world_size=2)
 

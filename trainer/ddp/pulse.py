@@ -31,10 +31,17 @@ class Beat:
     stop: bool
     save: bool
     """The save interval in seconds is over, by rank 0's clock."""
-    loss: float
-    """Mean loss over what was counted since the last beat."""
+    total: float
+    """Sum of the losses of the steps after the last beat up to `step`, over all ranks: each step is in one beat."""
+    weight: float
+    """What the loss of these steps is the mean over: samples, or what `loss` counted (`train.loss_mean`)."""
     signs: tuple[float, ...] = ()
     """Sums over the ranks of what each gave with `signs`."""
+
+    @property
+    def loss(self) -> float:
+        """Their mean loss; NaN where nothing was counted."""
+        return self.total / self.weight if self.weight else float("nan")
 
 
 class Pulse:
@@ -42,18 +49,20 @@ class Pulse:
 
     Args:
         log_every: a beat is due at every multiple of this step count too, so log lines are regular.
+        steps_per_epoch: and at the end of every epoch, so no beat is of two of them.
         stop_wanted: this rank's wish, looked at when a beat starts.
         save_wanted: looked at on rank 0 only.
         signs: numbers that this rank adds to the beat, as many on every rank.
     """
 
-    def __init__(self, peers: Peers, *, log_every: int, stop_wanted: Callable[[], bool],
+    def __init__(self, peers: Peers, *, log_every: int, steps_per_epoch: int, stop_wanted: Callable[[], bool],
                  save_wanted: Callable[[], bool], signs: Callable[[], tuple[float, ...]] = tuple) -> None:
-        self._peers, self._log_every = peers, log_every
+        self._peers, self._marks = peers, (log_every, steps_per_epoch)
         self._stop_wanted, self._save_wanted, self._signs = stop_wanted, save_wanted, signs
         self._pending: tuple[int, torch.Tensor, dist.Work] | None = None
         self._loss: torch.Tensor | None = None
         self._count = 0.0
+        self._number = 0
         self._interval, self._waited = 1, 0
         self._clock = time.monotonic()
 
@@ -65,19 +74,25 @@ class Pulse:
             loss: this rank's sum of losses, on the device.
             count: what that is the sum over.
         """
-        self._loss = loss if self._loss is None else self._loss + loss
+        # In double precision: where the beats lie must not be seen in what many of them add up to.
+        self._loss = loss.double() if self._loss is None else self._loss + loss
         self._count += count
+        self._number = number
         beat = self._collect()
         self._waited += 1
-        if self._waited >= self._interval or number % self._log_every == 0:
-            self._start(number)
+        if self._waited >= self._interval or any(number % mark == 0 for mark in self._marks):
+            self._start()
         return beat
 
     def finish(self) -> Beat | None:
-        """Wait for the beat under way, so that no rank leaves while another still needs it."""
+        """Wait for a beat up to the last step: what is saved then holds the losses of all steps before it, and no
+        rank leaves while another still needs the beat. None when all of them were in beats before.
+        """
+        if self._waited:  # the last step has started none, and has taken in the one before
+            self._start()
         return self._collect()
 
-    def _start(self, number: int) -> None:
+    def _start(self) -> None:
         now = time.monotonic()
         seconds = (now - self._clock) / self._waited
         self._clock, self._waited = now, 0
@@ -89,7 +104,7 @@ class Pulse:
         self._loss, self._count = None, 0.0
         work = dist.all_reduce(values, group=self._peers.group, async_op=True)
         assert work is not None
-        self._pending = (number, values, work)
+        self._pending = (self._number, values, work)
 
     def _collect(self) -> Beat | None:
         if self._pending is None:
@@ -101,4 +116,4 @@ class Pulse:
         # Computed from the sum that every rank holds, so all ranks beat at the same steps.
         mean = seconds / self._peers.world_size
         self._interval = max(1, min(_MOST_STEPS, int(_PERIOD_SECONDS / mean))) if mean > 0 else _MOST_STEPS
-        return Beat(number, stop > 0, save > 0, loss / count if count else float("nan"), tuple(signs))
+        return Beat(number, stop > 0, save > 0, loss, count, tuple(signs))

@@ -19,38 +19,63 @@ from trainer.telemetry.logs import get_logger
 from trainer.telemetry.metrics import RankMetrics
 
 
+class Mean:
+    """Sum and weight of losses: exact, however they were cut into beats."""
+
+    def __init__(self) -> None:
+        self.total, self.weight = 0.0, 0.0
+
+    def add(self, total: float, weight: float) -> None:
+        """Take in a sum and what it is over."""
+        self.total, self.weight = self.total + total, self.weight + weight
+
+    def take(self) -> dict[str, float]:
+        """`loss` (NaN where nothing was counted) and its `weight`, and begin anew."""
+        taken = {"loss": self.total / self.weight if self.weight else float("nan"), "weight": self.weight}
+        self.total, self.weight = 0.0, 0.0
+        return taken
+
+
 class Window:
-    """The mean loss since the last row, weighted by samples; a part of the checkpoint, so a kill leaves no gap in it.
+    """The mean losses since the last row and since the epoch began.
 
-    The steps between the last beat and a save (a quarter of a second at most) count, after a kill, with the mean of
-    those that come next.
-
-    Args:
-        cursor: samples that the whole job has consumed after so many steps.
+    A part of the checkpoint, so a start in the middle of either goes on with the sums of the ones before it, whatever
+    the ranks: with what `Pulse.finish` gives before a save, the saved sums are those of all steps before it.
     """
 
-    def __init__(self, cursor: Callable[[int], int]) -> None:
-        self._cursor = cursor
-        self._step, self._sum, self._samples = 0, 0.0, 0
+    def __init__(self) -> None:
+        self._step = 0
+        self.row, self.epoch = Mean(), Mean()
+        self.whole = True
+        """Whether `epoch` has all steps since the epoch began."""
 
-    def add(self, step: int, loss: float) -> None:
-        """Take in the mean loss of the steps since the last call."""
-        samples = self._cursor(step) - self._cursor(self._step)
-        self._step, self._sum, self._samples = step, self._sum + loss * samples, self._samples + samples
+    def begin(self, step: int, *, epoch_begins: bool) -> None:
+        """The training begins after `step` steps. A checkpoint of before there were these sums lacks those steps."""
+        if step != self._step:
+            self.row, self.epoch = Mean(), Mean()
+            self._step, self.whole = step, epoch_begins
 
-    def take(self) -> float:
-        """The mean, and begin anew."""
-        mean = self._sum / self._samples if self._samples else float("nan")
-        self._sum, self._samples = 0.0, 0
-        return mean
+    def add(self, beat: Beat) -> None:
+        """Take in the losses since the last beat."""
+        self._step = beat.step
+        self.row.add(beat.total, beat.weight)
+        self.epoch.add(beat.total, beat.weight)
+
+    def take_epoch(self) -> dict[str, float] | None:
+        """The mean of the epoch, which ends here; None when it isn't whole."""
+        taken, whole, self.whole = self.epoch.take(), self.whole, True
+        return taken if whole else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Step, sum and samples; a sum that is not finite stays so as text."""
-        return {"step": self._step, "sum": repr(self._sum), "samples": self._samples}
+        """Sums and weights; a sum that is not finite stays so as text."""
+        return {"after": self._step, "whole": self.whole, **{
+            name: [repr(mean.total), mean.weight] for name, mean in (("row", self.row), ("epoch", self.epoch))}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
-        self._step, self._sum, self._samples = state["step"], float(state["sum"]), state["samples"]
+        self._step, self.whole = state["after"], state["whole"]
+        for name, mean in (("row", self.row), ("epoch", self.epoch)):
+            mean.total, mean.weight = float(state[name][0]), state[name][1]
 
 
 class Reporter:
@@ -65,7 +90,7 @@ class Reporter:
     def __init__(self, metrics: RankMetrics, *, rank: int, log_every: int, sampler: Sampler,
                  track: Callable[[Row], None], exposed: Callable[[], float | None] = lambda: None) -> None:
         self._track, self._exposed = track, exposed
-        self.window = Window(sampler.cursor)
+        self.window = Window()
         self._metrics, self._rank, self._log_every, self._sampler = metrics, rank, log_every, sampler
         self._log = get_logger()
         self._clock, self._samples = time.monotonic(), 0
@@ -74,6 +99,7 @@ class Reporter:
     def begin(self, step: int, samples: int, end: int, restored: str) -> None:
         """The loop begins at `step`; `restored` names the checkpoint it comes from."""
         self._clock, self._samples = time.monotonic(), samples
+        self.window.begin(step, epoch_begins=step % self._sampler.steps_per_epoch == 0)
         total = self._sampler.number(end)
         self._metrics.info(restored_step=step, total_steps=total, restored_from=restored)
         if restored:
@@ -94,9 +120,11 @@ class Reporter:
 
     def beat(self, samples: int, beat: Beat, rate: float, norm: torch.Tensor | None) -> None:
         """A beat came in, when the whole job has consumed `samples` samples."""
-        self.window.add(beat.step, beat.loss)
+        self.window.add(beat)
         due = beat.step % self._log_every == 0
-        loss = self.window.take() if due else beat.loss
+        mean = self.window.row.take() if due else {}
+        last, more = divmod(beat.step - 1, self._sampler.steps_per_epoch)
+        epoch = self.window.take_epoch() if more == self._sampler.steps_per_epoch - 1 else None
         waited = self._exposed() if due else None
         if waited is not None:
             self._metrics.set("exchange_wait_seconds", waited)
@@ -110,10 +138,11 @@ class Reporter:
             now = time.monotonic()
             speed = (samples - self._samples) / max(now - self._clock, 1e-9)
             self._clock, self._samples = now, samples
-            self._track(Row(beat.step, "train", {"epoch": (beat.step - 1) // self._sampler.steps_per_epoch,
-                                                 "loss": loss, "learning_rate": rate,
+            self._track(Row(beat.step, "train", {"epoch": last, **mean, "learning_rate": rate,
                                                  "samples_per_second": round(speed, 1),
                                                  **({} if waited is None else {"exchange_wait_seconds": waited})}))
+        if epoch:
+            self._track(Row(beat.step, "epoch", {"epoch": last, **epoch}))
 
     def early(self, step: int, action: str) -> None:
         """A save was due while the one before it was still on its way."""
@@ -170,6 +199,7 @@ class Reporter:
         """The validation split was measured after `step` steps."""
         if self._rank == 0 and means:
             self._metrics.info(evaluation=dict(means))
+            self._metrics.set("validation_loss", means["loss"])
             self._track(Row(step, "validation", dict(means)))
 
     def stops_early(self, step: int, best: Best) -> None:

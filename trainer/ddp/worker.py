@@ -142,7 +142,8 @@ class Worker:
             compare_every=config.checkpoint.compare_every, alike=config.checkpoint.if_different == "stop",
             committed=start.committed, adopted=start.ledgers if not start.committed else ())
         self.saves = Saves(config, self.checkpointer, self.best, self.reporter, self.metrics, self.store.url)
-        pulse = Pulse(self.peers, log_every=config.train.log_every_steps, stop_wanted=self.stop.wanted,
+        pulse = Pulse(self.peers, log_every=config.train.log_every_steps,
+                      steps_per_epoch=self.sampler.steps_per_epoch, stop_wanted=self.stop.wanted,
                       save_wanted=self.saves.wanted, signs=self.checkpointer.signs)
         end = self.sampler.end(epochs=config.train.epochs, max_steps=config.train.max_steps)
         plan = schedule.plan(config, steps_per_epoch=self.sampler.steps_per_epoch, total_steps=self.sampler.number(end))

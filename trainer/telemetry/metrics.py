@@ -70,6 +70,7 @@ METRICS = (
     Metric("time_seconds_total", "counter", "Time of this rank by what it was spent on.", ("rank", "state"), STATES),
     Metric("last_step_timestamp_seconds", "gauge", "When this rank finished its last step.", ("rank",)),
     Metric("loss", "gauge", "Training loss, mean over the global batches since the last beat (a quarter of a second)."),
+    Metric("validation_loss", "gauge", "Mean loss over the validation split, at the newest evaluation."),
     Metric("learning_rate", "gauge", "Learning rate of the last step."),
     Metric("grad_norm", "gauge", "Global gradient norm before clipping, at the last beat."),
     Metric("exchange_wait_seconds", "gauge", "From the end of the backward pass to the end of the last all-reduce, in "

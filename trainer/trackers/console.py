@@ -5,11 +5,11 @@ from __future__ import annotations
 from trainer.plugins import Row, Tracked
 from trainer.telemetry.logs import get_logger
 
-_EVENTS = {"train": "step", "validation": "evaluation"}
+_EVENTS = {"train": "step", "epoch": "epoch", "validation": "evaluation"}
 
 
 class Console:
-    """Writes rows as log lines: `step` and `evaluation`."""
+    """Writes rows as log lines: `step`, `epoch` and `evaluation`."""
 
     def begin(self, run: Tracked) -> None:
         """There is nothing to open."""

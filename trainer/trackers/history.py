@@ -111,7 +111,7 @@ class History:
 def read_history(store: ObjectStore, run: str) -> list[dict[str, Any]]:
     """All rows of a run, in the order of their steps: each once, without those of lost work.
 
-    Each has `step`, `kind` (train or validation) and what was measured, None where that was not finite.
+    Each has `step`, `kind` (train, epoch or validation) and what was measured, None where that was not finite.
 
     Raises:
         StoreError: when the store does not answer, or an object is no history.

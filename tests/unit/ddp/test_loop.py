@@ -18,7 +18,7 @@ from trainer.ddp.accumulate import Gradient
 from trainer.ddp.best import Best
 from trainer.ddp.data import Loaded
 from trainer.ddp.loop import Training, train
-from trainer.ddp.pulse import Beat
+from trainer.ddp.pulse import Beat, Pulse
 from trainer.ddp.sampler import Sampler, Step
 from trainer.ddp.schedule import Rate, plan
 from trainer.ddp.update import Update
@@ -32,7 +32,7 @@ class ScriptedPulse:
         self._save, self._stop, self._pending = save, stop, None
 
     def step(self, number: int, _loss: torch.Tensor, _samples: int) -> Beat | None:
-        beat, self._pending = self._pending, Beat(number, self._stop(number), self._save(number), 0.0)
+        beat, self._pending = self._pending, Beat(number, self._stop(number), self._save(number), 0.0, 1.0)
         return beat
 
     def finish(self) -> Beat | None:
@@ -45,7 +45,8 @@ class Run:
 
     def __init__(self, *, pulse: Any = None, epochs: int = 2, start: int = 0, every_steps: int = 0,
                  commits: Callable[[int], bool] = lambda n: True, evaluates: bool = True,
-                 evaluate_steps: int = 0, patience: int = 0, losses: Sequence[float] = ()) -> None:
+                 evaluate_steps: int = 0, patience: int = 0, losses: Sequence[float] = (),
+                 heard: Callable[[Beat], None] = lambda beat: None) -> None:
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         sampler = Sampler(length=24, global_batch_size=4)
@@ -54,6 +55,10 @@ class Run:
         self.logged: list[int] = []
 
         measured = itertools.chain(losses, itertools.repeat(9.0))
+
+        def log(beat: Beat, _rate: float, _norm: torch.Tensor | None) -> None:
+            self.logged.append(beat.step)
+            heard(beat)
 
         def save(_wait: bool) -> bool:
             self.saved.append(t.step)
@@ -82,7 +87,7 @@ class Run:
             sampler=sampler, batches=batches, pulse=pulse or ScriptedPulse(),
             metrics=RankMetrics(rank=0, local_rank=0, world_size=1, sender=None), save=save, evaluate=evaluate,
             best=Best(BestSettings(metric="loss" if losses else "", patience=patience)),
-            log=lambda beat, _rate, _norm: self.logged.append(beat.step), note=lambda step: None, samples=start * 4,
+            log=log, note=lambda step: None, samples=start * 4,
             end=sampler.end(epochs=epochs))
         self.complete = train(t)
 
@@ -155,3 +160,18 @@ def test_a_resume_at_the_end_of_an_epoch_evaluates_it_first_if_that_was_not_done
 @pytest.mark.parametrize("start", [0, 7])
 def test_every_beat_is_logged_also_the_last(start: int, alone: Peers) -> None:
     assert Run(start=start).logged == list(range(start + 1, 13))
+
+
+def test_what_is_saved_has_the_losses_of_all_steps_before_it(alone: Peers) -> None:
+    beats: list[Beat] = []
+    pulse = Pulse(alone, log_every=100, steps_per_epoch=6, stop_wanted=lambda: False, save_wanted=lambda: False)
+    run = Run.__new__(Run)
+    weights: list[tuple[int, float]] = []
+
+    def commits(_count: int) -> bool:
+        weights.append((run.training.step, sum(beat.weight for beat in beats)))
+        return True
+
+    run.__init__(pulse=pulse, every_steps=5, commits=commits, heard=beats.append)  # type: ignore[misc]
+    assert weights == [(step, 4 * step) for step in (5, 10, 12)]
+    assert {6, 12} <= {beat.step for beat in beats}, "the end of an epoch has a beat of its own"
