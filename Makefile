@@ -33,8 +33,14 @@ test: setup ## Run the unit and integration tests
 	@$(BIN)/python -m pytest --numprocesses 2 $(PYTEST_ARGS)
 
 .PHONY: test-crashes
-test-crashes: setup ## Kill every process at every step of a save, on both kinds of store (`make test` runs a part)
+test-crashes: setup ## Kill every process at every step of a save, on a folder and SeaweedFS (`make test` runs a part)
 	@RATCHET_TEST_CRASHES=all $(BIN)/python -m pytest tests/integration/test_crashes.py $(PYTEST_ARGS)
+
+.PHONY: test-servers
+test-servers: setup ## The store's contract and the kills on every make of S3: SeaweedFS, MinIO, versitygw, moto
+	@tests/servers/build.sh
+	@RATCHET_TEST_CRASHES=all RATCHET_TEST_SERVERS=$${RATCHET_TEST_SERVERS:-all} $(BIN)/python -m pytest \
+		--numprocesses 2 tests/integration/store tests/integration/test_crashes.py $(PYTEST_ARGS)
 
 .PHONY: test-chart
 test-chart: setup ## Check the chart and the manifests (needs helm, kubectl and kubeconform; see tests/cluster)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import botocore.loaders
 import hypothesis
 import pytest
 
-from tests.servers import SeaweedFS
+from tests.servers import S3_SERVERS, SeaweedFS, Server
 from trainer.config.tree import Store
 from trainer.store import ObjectStore, open_store
 
@@ -30,23 +31,50 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def seaweed() -> Iterator[SeaweedFS]:
-    """One real S3 server for the session (one for each xdist worker), started by the first test that asks."""
-    with pytest.MonkeyPatch.context() as patch, SeaweedFS("ratchet") as server:
+def s3_server() -> Iterator[Callable[[str], Server]]:
+    """Real S3 servers by name, one of each for the session (for each xdist worker), started by the first who asks."""
+    running: dict[str, Server] = {}
+    with contextlib.ExitStack() as stack:
         # Every boto3 session reads the model of S3 anew, 0.2 s each; the tests make hundreds.
         loader = botocore.loaders.create_loader()
-        patch.setattr("botocore.session.create_loader", lambda *_: loader)
-        yield server
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr("botocore.session.create_loader", lambda *_: loader)
+
+        def started(name: str) -> Server:
+            make = S3_SERVERS[name]
+            if reason := make.missing():
+                pytest.skip(reason)
+            if name not in running:
+                running[name] = stack.enter_context(make("ratchet"))
+            return running[name]
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def seaweed(s3_server: Callable[[str], Server]) -> SeaweedFS:
+    server = s3_server("seaweedfs")
+    assert isinstance(server, SeaweedFS)
+    return server
 
 
 @pytest.fixture
-def s3_settings(seaweed: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Settings of a prefix of its own on the real server, with its credentials in the environment."""
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in seaweed.admin.environment.items():
-        monkeypatch.setenv(name, value)
-    return Store(url=f"s3://ratchet/{uuid.uuid4().hex}", endpoint=seaweed.endpoint)
+def s3_settings_on(s3_server: Callable[[str], Server], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Store]:
+    """Settings of a prefix of its own on the server of a name, with its credentials in the environment."""
+    def settings(name: str) -> Store:
+        server = s3_server(name)
+        for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in server.admin.environment.items():
+            monkeypatch.setenv(variable, value)
+        return Store(url=f"s3://ratchet/{uuid.uuid4().hex}", endpoint=server.endpoint)
+
+    return settings
+
+
+@pytest.fixture
+def s3_settings(s3_settings_on: Callable[[str], Store]) -> Store:
+    """Settings of a prefix of its own on the S3 server that most tests use."""
+    return s3_settings_on("seaweedfs")
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.integration)])

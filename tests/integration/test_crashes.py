@@ -3,8 +3,8 @@
 The numbers are those of the design: (1) the run goes on bit for bit, (3) what was reported as committed
 is there and is what was staged, (4) the checkpoint before stays, (5) a zombie of an older attempt changes nothing.
 
-By itself a part of the matrix is run, in which every point, every victim and both stores come;
-`make test-crashes` runs all of it.
+By itself a part of the matrix is run, in which every point, every victim and both kinds of store come;
+`make test-crashes` runs all of it on a folder and on SeaweedFS, `make test-servers` on every make of S3 there is.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pytest
 
 from tests.integration.jobs import Job, contents, finish
 from tests.integration.ranks import Ranks
+from tests.servers import Server, chosen
 from trainer.audit import audit_run
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.points import POINT_ENV
@@ -45,10 +46,11 @@ STEP = 6
 SETTINGS: dict[str, Any] = {"train__max_steps": 12, "checkpoint__every_steps": 3, "checkpoint__compare_every": 2}
 DELETING = {"checkpoint__keep_last": 2}
 
-MATRIX = [(kind, point, victim) for kind in ("file", "s3") for point in (*BY_RANK, *BY_UPLOADER) for victim in VICTIMS
+MATRIX = [(kind, point, victim) for kind in chosen("file", "seaweedfs")
+          for point in (*BY_RANK, *BY_UPLOADER) for victim in VICTIMS
           if not (victim == "zombie" and point in BY_RANK)]
 """A zombie is an uploader that was stopped there, and wakes up when the run has ended without it."""
-PART = [(("file", "s3")[number % 2], point, VICTIMS[number % len(VICTIMS)])
+PART = [(("file", "seaweedfs")[number % 2], point, VICTIMS[number % len(VICTIMS)])
         for number, point in enumerate((*BY_RANK, *BY_UPLOADER))]
 CASES = MATRIX if os.environ.get("RATCHET_TEST_CRASHES") == "all" else PART
 
@@ -174,13 +176,13 @@ def check(store: ObjectStore, tried: Tried, undisturbed: Mapping[int, dict[str, 
 @pytest.mark.parametrize(("kind", "point", "victim"), CASES, ids=lambda value: value)
 def test_a_kill_loses_nothing_that_was_committed_and_the_run_goes_on(
         kind: str, point: str, victim: str, ranks: Ranks, undisturbed: dict[int, dict[str, bytes]],
-        request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        s3_server: Callable[[str], Server], s3_settings_on: Callable[[str], Store], tmp_path: Path) -> None:
     settings = {**SETTINGS, **(DELETING if point == "deleting" else {})}
     environ: dict[str, str] = {}
     where = Store(url=f"file://{tmp_path / 'store'}")
-    if kind == "s3":
-        where = request.getfixturevalue("s3_settings")
-        environ = request.getfixturevalue("seaweed").admin.environment
+    if kind != "file":
+        where = s3_settings_on(kind)
+        environ = s3_server(kind).admin.environment
         settings["store__endpoint"] = where.endpoint
     store = open_store(where)
     tried = Tried(Job(tmp_path, where.url, name="job"), environ)

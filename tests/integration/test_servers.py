@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import SeaweedFS
+from tests.servers import MinIO, Moto, SeaweedFS, Server, VersityGW
 
 pytestmark = pytest.mark.integration
 
@@ -41,13 +42,24 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
+def processes_of(session: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
+                found.append(int(entry.name))
+    return found
+
+
 def listening_addresses(pid: int) -> set[str]:
     """Local addresses, in the kernel's hexadecimal, at which a process listens."""
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        target = str(descriptor.readlink())
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+        with contextlib.suppress(FileNotFoundError):  # closed in between
+            target = str(descriptor.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
@@ -70,8 +82,25 @@ def test_two_servers_run_at_once_on_loopback_alone_and_leave_nothing(seaweed: Se
         assert listening_addresses(weeds[0]) == {"0100007F"}
     assert until(lambda: not processes_in(other._folder))
     assert until(lambda: not other._folder.exists())
-    assert not any(path.exists() for path in other._sockets)
+    assert not any(path.exists() for path in other._trash)
     seaweed.client().list_buckets()
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="looks into Linux's /proc")
+@pytest.mark.parametrize("make", [MinIO, Moto, VersityGW])
+def test_each_make_of_s3_is_on_loopback_alone_and_leaves_nothing(make: type[Server]) -> None:
+    if reason := make.missing():
+        pytest.skip(reason)
+    with make("one-bucket", "two-bucket") as server:
+        names = [bucket["Name"] for bucket in server.client().list_buckets()["Buckets"]]
+        assert sorted(names) == ["one-bucket", "two-bucket"]
+        assert "Contents" not in server.client().list_objects_v2(Bucket="one-bucket")
+        assert server._process is not None
+        session = server._process.pid
+        addresses = [listening_addresses(pid) for pid in processes_of(session)]
+        assert set().union(*addresses) - {"00000000000000000000000001000000"} == {"0100007F"}, "::1 or 127.0.0.1"
+    assert until(lambda: not processes_of(session))
+    assert not server._folder.exists()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 POINT_ENV = "RATCHET_POINT"
@@ -27,10 +28,14 @@ def point(name: str, step: int) -> None:
 
 
 def _stop(file: Path) -> None:
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    # Of a thread, not of a process: the uploader's threads come by together, and who opened the draft of another
+    # for writing would empty FILE, which is the same file once it is linked.
+    draft = file.with_name(f"{file.name}.{os.getpid()}-{threading.get_native_id()}")
     draft.write_text(str(os.getpid()))
     try:
         file.hardlink_to(draft)  # whole, and once for all processes
     except FileExistsError:
         return
+    finally:
+        draft.unlink()
     os.kill(os.getpid(), signal.SIGSTOP)

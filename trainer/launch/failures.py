@@ -101,7 +101,7 @@ class Failures:
         """
         store = store.impatient()
         exhausted = self._answer(store, until)
-        if exhausted is None and outcome.root is None and outcome.code >= 128 and outcome.code not in _ANSWERED:
+        if exhausted is None and outcome.root is None and _counts(outcome.code):
             self._last = outcome.reason
             self._count(store, self._failure(outcome.code, read_round(self._folder), self._checkpoint()))
             exhausted = self._answer(store, until)
@@ -142,7 +142,7 @@ class Failures:
         """The root of a failure of this pod's ranks that was not counted yet; all ranks' ends are one failure."""
         new = [report for report in self._reports() if (report.rank, report.pid) not in self._seen]
         self._seen |= {(report.rank, report.pid) for report in new}
-        return next((report for report in new if report.code not in _ANSWERED), None)
+        return next((report for report in new if _counts(report.code)), None)
 
     def _failure(self, code: int, name: str, checkpoint: int) -> budget.Failure:
         return budget.Failure(checkpoint, code, self._last, self._pod, round=name)
@@ -158,6 +158,11 @@ class Failures:
         return Outcome(Exit.NO_PROGRESS, f"{count} failures in a row and no new checkpoint between them"
                                          f" (launch.max_restarts_without_progress = {self._limit}); the last:"
                                          f" {self._last}")
+
+
+def _counts(code: int) -> bool:
+    """Whether it is a failure that a restart may mend: a permanent end needs no count."""
+    return code >= 128 and code not in _ANSWERED
 
 
 def _boot() -> str:

@@ -75,16 +75,23 @@ def completion(done: Done, place: str, continue_with: str) -> dict[str, object]:
         continue_with: the command that trains on.
     """
     held_out = {f"held_out_{name}": round(value, 4) for name, value in sorted(done.evaluation.items())}
-    return {"epochs": done.epochs, "step": done.step, "samples": done.samples, **held_out,
+    length = {} if _cut_short(done) else {"epochs": done.epochs}
+    return {**length, "step": done.step, "samples": done.samples, **held_out,
             "checkpoint": place, "continue_with": continue_with}
 
 
 def completion_text(done: Done, place: str, continue_with: str) -> str:
     """The same for a person."""
     held_out = ", ".join(f"{name} {value:.4g}" for name, value in sorted(done.evaluation.items()))
+    length = "" if _cut_short(done) else f"{done.epochs} epochs, "
     return "\n".join([
-        f"{done.run} is complete: {done.epochs} epochs, {done.step:,} steps, {done.samples:,} samples",
+        f"{done.run} is complete: {length}{done.step:,} steps, {done.samples:,} samples",
         f"  held out    {held_out or 'no validation split'}",
         f"  checkpoint  {place}",
         f"  go on with  {continue_with}",
     ])
+
+
+def _cut_short(done: Done) -> bool:
+    """Whether train.max_steps ended it, so that its epochs were not all done."""
+    return 0 < done.max_steps == done.step

