@@ -25,6 +25,7 @@ from tests.integration.jobs import Job, contents, finish
 from tests.integration.ranks import Ranks
 from tests.servers import Server, chosen
 from trainer.audit import audit_run
+from trainer.checkpoint.manifest import BadManifest
 from trainer.checkpoint.names import Place
 from trainer.checkpoint.points import POINT_ENV
 from trainer.checkpoint.survey import survey
@@ -33,7 +34,7 @@ from trainer.config import load
 from trainer.config.tree import Store
 from trainer.launch.exits import Exit
 from trainer.launch.processes import marked
-from trainer.store import ObjectStore, open_store
+from trainer.store import NotFound, ObjectStore, open_store
 from trainer.telemetry.process import stat_fields
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -131,7 +132,9 @@ def kill_rank_or_uploader(ranks: Ranks, tried: Tried, held: Held, victim: str, s
         other = next(one for one in ranks._running if one.process.pid != dead)
         assert other.pipe.poll(120), "a rank that lost its peer ends"
         code = other.pipe.recv()
-        assert code == Exit.PEER_LOST, "".join(out.read_text() for out in outs)
+        # Deleting comes after all else: on a busy machine after the last save, when the ranks are done.
+        ends = {Exit.PEER_LOST, 0} if held.file.name.startswith("deleting") else {Exit.PEER_LOST}
+        assert code in ends, "".join(out.read_text() for out in outs)
     ranks.close()
     tried.text = "".join(out.read_text() for out in outs)
 
@@ -164,13 +167,21 @@ def undisturbed(ranks: Ranks) -> dict[int, dict[str, bytes]]:
 
 def check(store: ObjectStore, tried: Tried, undisturbed: Mapping[int, dict[str, bytes]]) -> list[Place]:
     """(3), (4) and (5): all that is committed verifies, is what the steps made, and never changes."""
-    places = list(survey(store, tried.job.name).committed)
-    for place in places:
-        assert damages(store, place) == []
-        assert contents(store, place) == undisturbed[place.step], place
-        manifest = bytes(store.get(place.manifest))
+    whole = []
+    for place in survey(store, tried.job.name).committed:
+        try:
+            assert damages(store, place) == []
+            assert contents(store, place) == undisturbed[place.step], place
+            manifest = bytes(store.get(place.manifest))
+        except (AssertionError, BadManifest, NotFound):
+            # An uploader that outlived the kill may be deleting beside us. It has to leave the newest two.
+            now = survey(store, tried.job.name).committed
+            if place in now or sum(other > place for other in now) < 2:
+                raise
+            continue
         assert tried.before.setdefault(place, manifest) == manifest
-    return places
+        whole.append(place)
+    return whole
 
 
 @pytest.mark.parametrize(("kind", "point", "victim"), CASES, ids=lambda value: value)
