@@ -3,6 +3,7 @@ was not."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from typing import Any
@@ -14,7 +15,9 @@ from tests.integration.jobs import Job, contents
 from tests.integration.ranks import Ranks, newest_of, store_of
 from trainer.checkpoint.survey import read_manifest, survey
 from trainer.cli import main
+from trainer.config import Config
 from trainer.launch.exits import Exit
+from trainer.workloads import charlm
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -134,6 +137,61 @@ def test_token_means_are_those_of_one_process_whatever_the_ranks_and_micro_batch
         assert losses[-1] < losses[0] - 0.3
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+SHAPES: set[torch.Size] = set()
+"""Of the batches that this process has trained on, or evaluated."""
+
+
+def build_counted(config: Config) -> torch.nn.Module:
+    """The model of charlm; begins to count what is compiled, and shapes."""
+    importlib.import_module("torch._dynamo.utils").counters.clear()
+    SHAPES.clear()
+    return charlm.build_model(config)
+
+
+def cut_pieces(config: Config, split: str) -> charlm.Pieces:
+    """120 of its pieces, and of each the first 2 to 41 letters."""
+    pieces = charlm.build_dataset(config, split)
+    pieces.pieces = [piece[:2 + 7 * i % 40] for i, piece in enumerate(pieces.pieces[:120])]
+    pieces.lengths = [len(piece) - 1 for piece in pieces.pieces]
+    return pieces
+
+
+def shaped_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int, dict[str, Any]]:
+    SHAPES.add(batch["codes"].shape)
+    return charlm.loss(model, batch)
+
+
+def counts(_model: torch.nn.Module, _config: Config) -> str:
+    stats = importlib.import_module("torch._dynamo.utils").counters["stats"]
+    return json.dumps({"graphs": stats["unique_graphs"], "shapes": len(SHAPES)})
+
+
+def test_ragged_batches_train_with_one_set_of_kernels_for_all_shapes_and_the_losses_of_the_uncompiled_model(
+        ranks: Ranks) -> None:
+    here = "tests.integration.test_kinds"
+    settings = {
+        "workload.module": "trainer.workloads.charlm", "workload.build_model": f"{here}:build_counted",
+        "workload.build_dataset": f"{here}:cut_pieces", "workload.loss": f"{here}:shaped_loss",
+        "workload.finish": f"{here}:counts", "train.loss_mean": "tokens", "train.epochs": 3,
+        "workload.options": {"context": 40, "width": 8, "heads": 2, "blocks": 1}, "train.global_batch_size": 6,
+        "train.micro_batch_size": 3, "optimizer.name": "sgd", "optimizer.lr": 0.3, "schedule.decay": "constant",
+        "data.bucket_batches": 4, "data.ledger": False, "checkpoint.every_steps": 0,
+        "train.evaluate_every_epochs": 0}
+    straight, halves, plain = (Job(*_folder(ranks, f"ragged-{name}"), name="ragged", settings={
+        **settings, "train.compile": kind}) for name, kind in (
+            ("straight", "dynamic"), ("halves", "dynamic"), ("plain", "off")))
+    ended, expected = ranks.run(straight, 2), ranks.run(plain, 2)
+    for one in (ended, expected, ranks.run(halves, 2, train__max_steps=25), ranks.run(halves, 2)):
+        assert one.code == 0, one.text
+    found = [[float(line["loss"]) for line in one.events("step")] for one in (ended, expected)]
+    assert len(found[0]) == 60
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    counted = json.loads(ended.events("finish")[0]["text"])
+    assert counted["shapes"] > 20
+    assert 1 <= counted["graphs"] <= 4, "training and evaluation, and a batch of one sample"
+    assert contents(store_of(halves), newest_of(halves)) == contents(store_of(straight), newest_of(straight))
 
 
 def test_synchronised_batch_norm_is_that_of_one_process_also_for_uneven_shares_and_stand_ins(ranks: Ranks) -> None:
