@@ -119,7 +119,10 @@ class Server(ABC):
         """Kill it and delete its data. SIGKILL: on SIGTERM `weed server` lingers for a minute."""
         if self._process is not None:
             assert self._process.stdin is not None
-            self._process.stdin.close()  # the guard's order to kill
+            with contextlib.suppress(OSError):
+                # The guard's order to kill: a line, for a process forked from this one may hold the pipe open.
+                self._process.stdin.write(b"\n")
+                self._process.stdin.close()
             self._process.wait(timeout=20)
             self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
