@@ -6,6 +6,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -41,6 +44,15 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+def need_compiler() -> None:
+    """Skip where torch.compile can't work: it makes C++ for a CPU and calls the compiler by its name."""
+    compiler = os.environ.get("CXX", "g++")
+    tried = shutil.which(compiler) and subprocess.run([compiler, "-x", "c++", "-E", os.devnull],
+                                                        capture_output=True, check=False)
+    if not tried or tried.returncode:
+        pytest.skip(f"no C++ compiler for torch.compile: {compiler} does not work here (install g++)")
+
+
 def new_job(ranks: Ranks, name: str, kind: str) -> Job:
     return Job(*_folder(ranks, f"{kind.replace(' ', '-')}-{name}"), name=name, settings={**DIGITS, **KINDS[kind][1]})
 
@@ -53,6 +65,8 @@ def _folder(ranks: Ranks, name: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_trains_and_a_kill_changes_no_bit(kind: str, ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    if kind == "compiled":
+        need_compiler()
     world_size = KINDS[kind][0]
     straight, broken = new_job(ranks, "straight", kind), new_job(ranks, "broken", kind)
     ended = ranks.run(straight, world_size)
@@ -170,6 +184,7 @@ def counts(_model: torch.nn.Module, _config: Config) -> str:
 
 def test_ragged_batches_train_with_one_set_of_kernels_for_all_shapes_and_the_losses_of_the_uncompiled_model(
         ranks: Ranks) -> None:
+    need_compiler()
     here = "tests.integration.test_kinds"
     settings = {
         "workload.module": "trainer.workloads.charlm", "workload.build_model": f"{here}:build_counted",

@@ -196,9 +196,9 @@ class _Supervisor:
                 if self.phase == "waiting" and any(rank.up for rank in self.metrics.view().ranks):
                     self.phase = "training"
                 self.keeper.watch()
+                self.uploader.tend()
                 if self.keeper.mute_uploader():
                     self.uploader.replace()
-                self.uploader.tend()
                 self.voices.look()
                 hopeless = self._hopeless()
                 if hopeless is not None:
