@@ -49,15 +49,18 @@ class Pods:
         Args:
             within: a command that runs another one, for a pod that sees the machine differently.
         """
-        pet = {
+        command = [*within, sys.executable, "-m", "trainer", "run", str(self.job.config(**self.settings))]
+        with (self.job.folder / f"pod-{number}.log").open("a") as log:
+            self.running[number] = self.job.start(command, {**self.variables(number), **self.environ}, output=log)
+
+    def variables(self, number: int) -> dict[str, str]:
+        """What the operator sets in pod `number`."""
+        return {
             "PET_NNODES": self.nodes, "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
             "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}", "PET_MAX_RESTARTS": "100",
             "PET_RDZV_CONF": f"is_host={str(number == 0).lower()},last_call_timeout=2",
             "POD_NAME": f"job-worker-{number}",
         }
-        command = [*within, sys.executable, "-m", "trainer", "run", str(self.job.config(**self.settings))]
-        with (self.job.folder / f"pod-{number}.log").open("a") as log:
-            self.running[number] = self.job.start(command, {**pet, **self.environ}, output=log)
 
     def terminate(self, number: int) -> None:
         """As the kubelet does."""

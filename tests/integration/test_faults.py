@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -229,6 +230,20 @@ def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_stor
     steps = job.steps()
     assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(steps)), (
         "nothing was done again when the world grew or shrank", steps)
+
+
+def test_a_doctor_in_the_pod_of_a_running_job_does_not_join_it(
+        pods: Callable[..., Pods], file_store: ObjectStore, tmp_path: Path) -> None:
+    job = pods("1:2")
+    job.start(0)
+    job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint")
+    words = ["doctor", "digits", "--store.url", f"file://{tmp_path}/other", "--launch.rendezvous_timeout_seconds", "60"]
+    asked = subprocess.run([sys.executable, "-m", "trainer", *words], env={**os.environ, **job.variables(0)}, text=True,
+                           capture_output=True, check=False, timeout=200)
+    assert "ok      collective   gloo, 1 ranks" in asked.stdout, asked.stdout + asked.stderr
+    saved = survey(file_store, "pods").committed[0].step
+    job.wait_for(lambda: survey(file_store, "pods").committed[0].step > saved, "the job to go on")
+    assert [line["world_size"] for line in job.lines(0, "starting ranks")] == [1]
 
 
 def test_sigterm_while_waiting_for_other_pods(pods: Callable[..., Pods]) -> None:

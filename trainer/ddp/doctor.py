@@ -6,6 +6,7 @@ stands in no run's way: `ratchet run` does its own, smaller checks.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.config import Config
-from trainer.launch.plan import make_plan
+from trainer.launch.plan import LaunchPlan, make_plan
 from trainer.launch.premises import concerns, shared_memory_bytes
 from trainer.launch.resources import find_resources
 from trainer.store import StoreError, open_store
@@ -35,6 +36,8 @@ PACKAGES = ("torch", "numpy", "boto3", "kubernetes", "prometheus-client", "rich"
 RANKS = 2
 _PROBE_BYTES = 8 << 20
 _LONGEST_TAIL = 600
+_COLLECTIVE_SECONDS = 60.0
+"""To start ranks and add up, on a busy machine."""
 
 Verdict = Literal["ok", "note", "failed"]
 
@@ -107,12 +110,16 @@ def _workload(config: Config) -> str:
 
 
 def _collective(config: Config) -> str:
-    """An all-reduce as a run does it: ranks under torchrun, over the pods of this job if there are several."""
-    plan = make_plan(config, find_resources())
+    """An all-reduce as a run does it: ranks under torchrun, over the pods of this job if all of them ask for it."""
+    plan = beside(make_plan(config, find_resources()))
     arguments = plan.torchrun_arguments if plan.mode != "single" else ["--standalone", f"--nproc-per-node={RANKS}"]
     command = [sys.executable, "-m", "trainer.elastic", *arguments, "-m", "trainer.ddp.bandwidth"]
-    ended = subprocess.run(command, env=plan.child_environment(os.environ), stdin=subprocess.DEVNULL,
-                           capture_output=True, text=True, check=False)
+    limit = config.launch.rendezvous_timeout_seconds + _COLLECTIVE_SECONDS
+    try:
+        ended = subprocess.run(command, env=plan.child_environment(os.environ), stdin=subprocess.DEVNULL,
+                               capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"the ranks did not come together and add up within {limit:.0f} s") from None
     if ended.returncode != 0:
         raise ValueError(f"the ranks did not come together or failed (exit code {ended.returncode}):"
                          f" {(ended.stderr or ended.stdout).strip()[-_LONGEST_TAIL:]}")
@@ -124,6 +131,15 @@ def _collective(config: Config) -> str:
         raise ValueError(f"an all-reduce over {found['world_size']} ranks gave a wrong sum: memory or network")
     rows = ", ".join(f"{row['bytes'] >> 10} KiB {row['bus_mb_per_second']:.0f} MB/s" for row in found["rows"])
     return f"{found['backend']}, {found['world_size']} ranks, all-reduce bus bandwidth: {rows}"
+
+
+def beside(plan: LaunchPlan) -> LaunchPlan:
+    """The same pods in a rendezvous of their own: in a pod of a running job, its ranks must not be joined by these."""
+    return dataclasses.replace(
+        plan, rdzv_id=f"{plan.rdzv_id}-doctor",
+        master_port=plan.master_port + 1 if plan.mode == "static" else plan.master_port,
+        # Where the job hosts the rendezvous, its store is there already and holds more than one.
+        rdzv_conf={name: value for name, value in plan.rdzv_conf.items() if name != "is_host"})
 
 
 def _store(config: Config) -> str:
