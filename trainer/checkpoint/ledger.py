@@ -126,7 +126,8 @@ def _read(store: ObjectStore, place: Place) -> Sequence[dict[str, Any]]:
     keys = [key for key, _ in store.list(prefix)]
     if not keys:
         raise LedgerError(f"no ledger at {store.url}/{prefix}*: {place.folder} was written without"
-                          " data.ledger = true; a run that has it from its first step (another run.name) can be audited")
+                          " data.ledger = true; a run that has it from its first step (with another run.name) can be"
+                          " audited")
     world_size = int(keys[0].rpartition("-of-")[2])
     if len(keys) != world_size:
         raise LedgerError(f"{len(keys)} of {world_size} ledgers at {store.url}/{prefix}*")

@@ -142,13 +142,11 @@ def _name_round(group: WorkerGroup) -> str:
 
 
 def _report(worker: Worker, code: int, pid: int, *, orphaned: bool = False) -> None:
-    """Say of a rank what it could not say itself: one that chose its code has written its own report.
+    """Say of a rank what it could not say itself; where it has written a report of its own, that stands.
 
     Args:
         orphaned: the process that forked the rank is gone, and with it all that could tell how the rank ended.
     """
-    if code in set(Exit):
-        return
     if orphaned and code == _LOST_CODE:
         code, how = Exit.KILLED, "the process that forks ranks was killed, and its ranks with it"
     elif code < 0:

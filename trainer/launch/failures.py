@@ -9,6 +9,7 @@ started anew in between: a node that went away says nothing against the run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -148,7 +149,13 @@ class Failures:
         return budget.Failure(checkpoint, code, self._last, self._pod, round=name)
 
     def _count(self, store: ObjectStore, failure: budget.Failure) -> None:
-        self._counting = Aside(lambda: budget.record(store, self._run, failure, self._limit), self._events)
+        def record() -> int:
+            # Of the pods, that of rank 0 alone hears of every commit: the store knows for all.
+            committed = survey(store, self._run).committed
+            newest = max(failure.checkpoint, committed[0].step if committed else 0)
+            return budget.record(store, self._run, dataclasses.replace(failure, checkpoint=newest), self._limit)
+
+        self._counting = Aside(record, self._events)
 
     def _judge(self, count: int) -> Outcome | None:
         get_logger().warning("a failure without progress" if count > 1 else "a failure", in_a_row=count,

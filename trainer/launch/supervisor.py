@@ -46,6 +46,8 @@ _SILENT_SECONDS = 30.0
 """The loop of the supervisor runs several times a second; after so long without, /healthz says so."""
 _LAST_WORDS_SECONDS, _LAST_CALLS_SECONDS = 1.0, 4.0
 """To tell the control plane and to ask the store at the end, with a grace period running out and without."""
+_ASK_SECONDS = 60.0
+"""To ask the store whether the run is complete, with nobody in a hurry."""
 _PERMANENT_GRACE_SECONDS = 5.0
 """After a permanent failure the other ranks have nothing left to save."""
 
@@ -187,8 +189,8 @@ class _Supervisor:
             elif stopping and ((len(received) > 1 and not hopeless) or self._beat > deadline):
                 log.warning("killing what is left", why="second signal" if len(received) > 1 else "budget used up")
                 break
-            elif not child.started and preparing.done:
-                if (outcome := preparing.result()) is not None and not stopping:
+            elif not stopping and not child.started and preparing.done:
+                if (outcome := preparing.result()) is not None:
                     return outcome
                 self.phase = "waiting"  # for the check of the user's code, and for other pods
                 child.go()
@@ -247,7 +249,8 @@ class _Supervisor:
         assert store is not None
         before = len(signals.received)
         now = time.monotonic()
-        end = max(self.end, now + _LAST_WORDS_SECONDS) if before else float("inf")
+        end = (now + _LAST_WORDS_SECONDS if before > 1 else max(self.end, now + _LAST_WORDS_SECONDS) if before
+               else now + _ASK_SECONDS)
         asking = Aside(lambda: self._read_done(store.impatient()), signals.events)
         while not asking.done and len(signals.received) == before and time.monotonic() < end:
             self._beat = time.monotonic()
