@@ -178,6 +178,8 @@ class _Supervisor:
         while child.running:
             self._beat = time.monotonic()
             received = self.signals.received
+            if child.started and hopeless is None and len(received) < 2:
+                self.uploader.tend()  # while stopping too: the last save needs it
             if received and not stopping:
                 stopping = True
                 log.warning("stopping", signal=signal.Signals(received[0]).name,
@@ -198,7 +200,6 @@ class _Supervisor:
                 if self.phase == "waiting" and any(rank.up for rank in self.metrics.view().ranks):
                     self.phase = "training"
                 self.keeper.watch()
-                self.uploader.tend()
                 if self.keeper.mute_uploader():
                     self.uploader.replace()
                 self.voices.look()

@@ -300,6 +300,19 @@ def test_an_uploader_that_gives_no_answer_is_replaced(supervise):
     assert run.end() == 0, run.output
 
 
+def test_an_uploader_that_dies_while_the_pod_stops_is_replaced_for_the_last_save(supervise):
+    run = supervise(STUBBORN)
+    run.wait_for_file("ready")
+    uploader = run.wait_for(lambda: [pid for pid in descendants(run.process.pid)
+                                     if b"trainer.checkpoint.uploader" in Path(f"/proc/{pid}/cmdline").read_bytes()])
+    run.process.send_signal(signal.SIGTERM)
+    run.wait_for_file("told")
+    os.kill(uploader[0], signal.SIGKILL)
+    run.wait_for(lambda: run.lines("the uploader is gone, starting another: what it held is lost"))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 143
+
+
 def test_what_ranks_say_is_served_while_they_run(supervise):
     run = supervise("""
 rank = RankMetrics(rank=0, local_rank=0, world_size=1, sender=Sender.from_environment())
