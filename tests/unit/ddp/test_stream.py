@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -39,7 +42,13 @@ def seen(rank: int, world_size: int, workers: int, start: int = 0) -> list[int]:
 
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (3, 2), (7, 0), (1, 3)])
 def test_every_sample_comes_once_an_epoch(world_size: int, workers: int) -> None:
-    found = sorted(n for rank in range(world_size) for n in seen(rank, world_size, workers))
+    with contextlib.ExitStack() as stack:
+        call: Callable[[int, int, int], list[int]] = seen
+        if workers:  # forked from a process like a rank's, without the threads that other tests have left here
+            context = multiprocessing.get_context("spawn")
+            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+            call = lambda *args: pool.submit(seen, *args).result()  # noqa: E731
+        found = sorted(n for rank in range(world_size) for n in call(rank, world_size, workers))
     assert found == [100 * epoch + i for epoch in range(2) for i in range(LENGTH)]
 
 
