@@ -6,7 +6,6 @@ stands in no run's way: `ratchet run` does its own, smaller checks.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
@@ -20,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -135,7 +134,7 @@ def _collective(config: Config) -> str:
 
 def beside(plan: LaunchPlan) -> LaunchPlan:
     """The same pods in a rendezvous of their own: in a pod of a running job, its ranks must not be joined by these."""
-    return dataclasses.replace(
+    return replace(
         plan, rdzv_id=f"{plan.rdzv_id}-doctor",
         master_port=plan.master_port + 1 if plan.mode == "static" else plan.master_port,
         # Where the job hosts the rendezvous, its store is there already and holds more than one.

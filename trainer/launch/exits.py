@@ -20,6 +20,7 @@ PARENT_ENV = "RATCHET_PARENT"
 """Process id of who started this process and must not be outlived."""
 
 _ROUND = "round"
+"""File in the folder of the reports: the name of the newest round of ranks."""
 
 GO_ENV = "RATCHET_GO"
 """Set for an agent that checks the user's code first and then waits for a line on its standard input."""
@@ -119,10 +120,8 @@ def write_report_to(folder: Path, report: Report) -> None:
     target = folder / f"rank-{report.rank}-{report.pid}.json"
     if target.exists():
         return
-    draft = target.with_suffix(".tmp")
     whole = {**asdict(report), "time": report.time or time.time(), "round": report.round or read_round(folder)}
-    draft.write_text(json.dumps(whole))
-    draft.replace(target)
+    _write_whole(target, json.dumps(whole))
 
 
 def read_reports(folder: Path) -> list[Report]:
@@ -134,9 +133,7 @@ def read_reports(folder: Path) -> list[Report]:
 def write_round(name: str) -> None:
     """Name the round of ranks that begins; without a supervisor do nothing."""
     if folder := os.environ.get(REPORTS_ENV):
-        draft = Path(folder, "round.tmp")
-        draft.write_text(name)
-        draft.replace(Path(folder, _ROUND))
+        _write_whole(Path(folder, _ROUND), name)
 
 
 def read_round(folder: Path) -> str:
@@ -145,3 +142,10 @@ def read_round(folder: Path) -> str:
         return (folder / _ROUND).read_text()
     except OSError:
         return ""
+
+
+def _write_whole(target: Path, text: str) -> None:
+    """A reader sees all of it or nothing."""
+    draft = target.with_suffix(".tmp")
+    draft.write_text(text)
+    draft.replace(target)

@@ -9,7 +9,6 @@ started anew in between: a node that went away says nothing against the run.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -37,16 +36,13 @@ class Failures:
         pod: its name, the same for the pod that replaces it; empty outside of Kubernetes: then there are no marks.
         folder: of the reports, with the name of the round.
         reports: those in it, the earliest first, with all that is known.
-        checkpoint: step of the newest committed checkpoint, 0 before the first.
         boot: of the node; None: asked of the kernel.
     """
 
     def __init__(self, config: Config, events: Events, pod: str, folder: Path,
-                 reports: Callable[[], Sequence[Report]], checkpoint: Callable[[], int],
-                 boot: str | None = None) -> None:
+                 reports: Callable[[], Sequence[Report]], boot: str | None = None) -> None:
         self._run, self._limit = config.run.name, config.launch.max_restarts_without_progress
-        self._events, self._pod, self._folder, self._reports, self._checkpoint = (
-            events, pod, folder, reports, checkpoint)
+        self._events, self._pod, self._folder, self._reports = events, pod, folder, reports
         self._boot = _boot() if boot is None else boot
         self._seen: set[tuple[int, int]] = set()
         self._counting: Aside[int] | None = None
@@ -67,10 +63,8 @@ class Failures:
         with contextlib.suppress(StoreError):  # not counted: the operator's own limits remain
             mark = budget.find_mark(store, self._run, self._pod)
             if mark is not None and self._boot and mark.boot == self._boot:
-                committed = survey(store, self._run).committed
                 self._last = f"pod {self._pod} was killed without a word, mostly out of memory"
-                outcome = self._judge(budget.record(store, self._run, self._failure(
-                    Exit.KILLED, mark.round, committed[0].step if committed else 0), self._limit))
+                outcome = self._judge(self._record(store, Exit.KILLED, mark.round))
             if outcome is None and not self._ended:
                 budget.leave_mark(store, self._run, self._pod, budget.Mark(self._boot, ""))
             elif mark is not None:
@@ -87,7 +81,7 @@ class Failures:
                     return outcome
         if self._counting is None and (root := self._new()) is not None:
             self._last = root.message if root.rank < 0 else f"rank {root.rank}: {root.message}"
-            self._count(store, self._failure(root.code, root.round, self._checkpoint()))
+            self._count(store, root.code, root.round)
         return None
 
     def settle(self, store: ObjectStore, outcome: Outcome, until: float) -> Outcome:
@@ -104,7 +98,7 @@ class Failures:
         exhausted = self._answer(store, until)
         if exhausted is None and outcome.root is None and _counts(outcome.code):
             self._last = outcome.reason
-            self._count(store, self._failure(outcome.code, read_round(self._folder), self._checkpoint()))
+            self._count(store, outcome.code, read_round(self._folder))
             exhausted = self._answer(store, until)
         return exhausted or outcome
 
@@ -145,17 +139,15 @@ class Failures:
         self._seen |= {(report.rank, report.pid) for report in new}
         return next((report for report in new if _counts(report.code)), None)
 
-    def _failure(self, code: int, name: str, checkpoint: int) -> budget.Failure:
-        return budget.Failure(checkpoint, code, self._last, self._pod, round=name)
+    def _count(self, store: ObjectStore, code: int, name: str) -> None:
+        self._counting = Aside(lambda: self._record(store, code, name), self._events)
 
-    def _count(self, store: ObjectStore, failure: budget.Failure) -> None:
-        def record() -> int:
-            # Of the pods, that of rank 0 alone hears of every commit: the store knows for all.
-            committed = survey(store, self._run).committed
-            newest = max(failure.checkpoint, committed[0].step if committed else 0)
-            return budget.record(store, self._run, dataclasses.replace(failure, checkpoint=newest), self._limit)
-
-        self._counting = Aside(record, self._events)
+    def _record(self, store: ObjectStore, code: int, name: str) -> int:
+        """Keep the last failure, of the round of that name; how many there are in a row."""
+        # Of the pods, that of rank 0 alone hears of every commit: the store knows for all.
+        committed = survey(store, self._run).committed
+        failure = budget.Failure(committed[0].step if committed else 0, code, self._last, self._pod, round=name)
+        return budget.record(store, self._run, failure, self._limit)
 
     def _judge(self, count: int) -> Outcome | None:
         get_logger().warning("a failure without progress" if count > 1 else "a failure", in_a_row=count,

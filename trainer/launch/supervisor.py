@@ -104,9 +104,7 @@ class _Supervisor:
         self.metrics = PodMetrics(run=config.run.name, nproc=early.plan.nproc)
         self.voices = Voices(config, self.metrics, early.environ)
         self.keeper = Keeper(config, self.metrics, early.reports, self.voices.stalled)
-        self.failures = Failures(
-            config, events, _pod(early.environ), early.reports, self.keeper.reports,
-            checkpoint=lambda: int(self.metrics.view().values.get("checkpoint_last_step", 0)))
+        self.failures = Failures(config, events, _pod(early.environ), early.reports, self.keeper.reports)
         with contextlib.ExitStack() as stack:
             if early.on_terminal:
                 from trainer.launch.live import LiveView  # pods have no terminal and need not load it
@@ -229,8 +227,9 @@ class _Supervisor:
         asked = self._ask_done()
         outcome = decide(child.returncode, self.signals.first, self.keeper.reports(), done=asked,
                          round_began=self.metrics.round_began())
-        if outcome.code == Exit.DONE or self.store is None:
+        if outcome.code == Exit.DONE:
             return outcome
+        assert self.store is not None
         return self.failures.settle(self.store, outcome, until=time.monotonic() + self._left_seconds())
 
     def _last_seconds(self) -> float:
@@ -249,9 +248,9 @@ class _Supervisor:
         signals, store = self.signals, self.store
         assert store is not None
         before = len(signals.received)
-        now = time.monotonic()
-        end = (now + _LAST_WORDS_SECONDS if before > 1 else max(self.end, now + _LAST_WORDS_SECONDS) if before
-               else now + _ASK_SECONDS)
+        end = time.monotonic() + (_LAST_WORDS_SECONDS if before else _ASK_SECONDS)
+        if before == 1:
+            end = max(end, self.end)
         asking = Aside(lambda: self._read_done(store.impatient()), signals.events)
         while not asking.done and len(signals.received) == before and time.monotonic() < end:
             self._beat = time.monotonic()

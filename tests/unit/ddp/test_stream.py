@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -40,15 +39,17 @@ def seen(rank: int, world_size: int, workers: int, start: int = 0) -> list[int]:
     return [int(n) for micro, batch in zip(micro_batches, batches, strict=True) if micro.counts for n in batch.data]
 
 
+def seen_by_all(world_size: int, workers: int) -> list[int]:
+    return sorted(n for rank in range(world_size) for n in seen(rank, world_size, workers))
+
+
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (3, 2), (7, 0), (1, 3)])
 def test_every_sample_comes_once_an_epoch(world_size: int, workers: int) -> None:
-    with contextlib.ExitStack() as stack:
-        call: Callable[[int, int, int], list[int]] = seen
-        if workers:  # forked from a process like a rank's, without the threads that other tests have left here
-            context = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
-            call = lambda *args: pool.submit(seen, *args).result()  # noqa: E731
-        found = sorted(n for rank in range(world_size) for n in call(rank, world_size, workers))
+    if workers:  # forked from a process like a rank's, without the threads that other tests have left here
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            found = pool.submit(seen_by_all, world_size, workers).result()
+    else:
+        found = seen_by_all(world_size, workers)
     assert found == [100 * epoch + i for epoch in range(2) for i in range(LENGTH)]
 
 

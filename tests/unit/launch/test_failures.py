@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from trainer.checkpoint.names import MANIFEST, Place, attempt_name
 from trainer.config import load
 from trainer.launch.budget import Mark, find_mark
 from trainer.launch.exits import REPORTS_ENV, Exit, Report, read_reports, write_report_to, write_round
@@ -22,7 +23,6 @@ class Job:
                                       ("launch.max_restarts_without_progress", "3")], {}).config
         self.store = open_store(self.config.store)
         self.folder = folder
-        self.checkpoint = 0
         self.started = 0
 
     def pod(self, name="worker-0", boot="boot"):
@@ -30,7 +30,10 @@ class Job:
         reports = self.folder / f"reports-{self.started}"
         reports.mkdir()
         return reports, Failures(self.config, queue.SimpleQueue(), name, reports, lambda: read_reports(reports),
-                                 lambda: self.checkpoint, boot)
+                                 boot)
+
+    def commit(self, step):
+        self.store.put(f"{Place(self.config.run.name, step, attempt_name(1, '0' * 8)).folder}/{MANIFEST}", b"{}")
 
 
 @pytest.fixture
@@ -61,6 +64,14 @@ def test_a_failure_with_which_the_pod_ends_is_counted_too(job):
     assert codes == [137, 137, Exit.NO_PROGRESS]
     assert "3 failures in a row" in outcome.reason
     assert "rank 0: killed by SIGKILL" in outcome.reason
+
+
+def test_failures_with_a_new_checkpoint_between_them_end_nothing_whoever_heard_of_it(job):
+    for step in range(1, 8):
+        folder, failures = job.pod("worker-1")  # without rank 0: no commit is told to it
+        write_report_to(folder, report(pid=step))
+        assert failures.settle(job.store, FAILED, soon()).code == 137
+        job.commit(step)
 
 
 def test_an_end_that_no_rank_told_of_is_counted_with_its_own_reason(job):
