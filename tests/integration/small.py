@@ -64,7 +64,7 @@ class Faults:
 
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
-CODES = {"exit": 7, "quit": 0}
+CODES = {"exit": 7, "leave": 1, "quit": 0}
 
 
 def _strike(fault: str) -> None:

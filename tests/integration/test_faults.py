@@ -61,6 +61,7 @@ CASES = (
     Case("a rank dies of a segmentation fault", f"1:{CALL}:segv", reason="killed by SIGSEGV"),
     Case("a rank raises", f"1:{CALL}:raise", Exit.USER_ERROR, "ZeroDivisionError: this user code is broken on purpose"),
     Case("a rank ends itself with a code of its own", f"1:{CALL}:exit", Exit.USER_ERROR, "exit code 7"),
+    Case("a rank ends itself with a code that has a meaning here", f"1:{CALL}:leave", Exit.USER_ERROR, "exit code 1"),
     Case("a rank is stopped", f"1:{CALL}:stop", reason="the process is stopped \\(SIGSTOP\\)",
          seconds=30, settings={"launch.silent_seconds": 3.0}),
     Case("a rank hangs in Python", f"1:{CALL}:spin", reason="hung: compute after step 5", seconds=30, settings=STALL),
