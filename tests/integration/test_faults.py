@@ -267,16 +267,16 @@ def test_sigterm_while_the_host_of_the_rendezvous_is_not_there(pods: Callable[..
 
 
 @pytest.fixture
-def namespaced() -> Callable[[str], list[str]]:
+def namespaced() -> Callable[..., list[str]]:
     """Makes a command that runs another one with file systems of its own, after a shell line."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("only root may mount: no own file systems for a process here")
-    return lambda line: ["unshare", "--mount", "sh", "-ec", f'{line}; exec "$@"', "sh"]
+    return lambda line, *more: ["unshare", "--mount", *more, "sh", "-ec", f'{line}; exec "$@"', "sh"]
 
 
 def test_the_name_of_the_rendezvous_host_comes_late(
         pods: Callable[..., Pods], file_store: ObjectStore, tmp_path: Path,
-        namespaced: Callable[[str], list[str]]) -> None:
+        namespaced: Callable[..., list[str]]) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     job = pods("2:2")
@@ -293,7 +293,7 @@ def test_the_name_of_the_rendezvous_host_comes_late(
 
 
 def test_a_full_disk_ends_the_run_with_its_name(make_file_job: MakeJob, file_store: ObjectStore,
-                                                namespaced: Callable[[str], list[str]]) -> None:
+                                                namespaced: Callable[..., list[str]]) -> None:
     job = make_file_job(name="full", settings={"launch.nproc_per_node": "1"})
     folder = Path(file_store.url.removeprefix("file://"))
     folder.mkdir(exist_ok=True)
@@ -302,6 +302,16 @@ def test_a_full_disk_ends_the_run_with_its_name(make_file_job: MakeJob, file_sto
     assert ended.code == Exit.STORE_UNAVAILABLE, ended.text
     assert "No space left on device" in str(ended.lines[-1]["reason"]), ended.text
     assert "Traceback" not in ended.text
+
+
+def test_a_run_that_is_the_first_process_of_its_container_saves_as_any_other(
+        make_file_job: MakeJob, namespaced: Callable[..., list[str]]) -> None:
+    job = make_file_job(name="first", settings={"launch.nproc_per_node": "1", "train.epochs": 1})
+    within = namespaced("mount -t proc proc /proc", "--pid", "--fork", "--kill-child")
+    ended = finish(job.start([*within, sys.executable, "-m", "trainer", "run", str(job.config())]), timeout=120)
+    assert ended.code == 0, ended.text
+    assert not ended.events("the uploader is gone, starting another: what it held is lost"), ended.text
+    assert not marked(f"RATCHET_TEST_JOB={job.folder}\0")
 
 
 def test_a_host_of_the_rendezvous_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:
