@@ -216,6 +216,20 @@ def test_ranks_of_several_pods_that_are_killed_together_are_one_failure(
     assert not list(file_store.list("pods/pods/")), "no mark is left by a pod that ended in order"
 
 
+def test_pods_without_a_rendezvous_of_their_own_that_fail_together_are_one_failure_too(
+        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("2", launch__max_restarts_without_progress=3, workload__options={"faults": ["*:4:kill!"]})
+    for number in (0, 1):
+        job.environ = {"PET_RDZV_BACKEND": "static", "PET_RDZV_ENDPOINT": "", "PET_RDZV_CONF": "",
+                       "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(job.port), "PET_NODE_RANK": str(number),
+                       "PET_MAX_RESTARTS": "0"}
+        job.start(number)
+    assert {job.end(0), job.end(1)} == {Exit.KILLED}, job.text()
+    told = [json.loads(bytes(file_store.get(key))) for key, _ in file_store.list("pods/failures/")]
+    rounds = [failure["round"] for failure in told]
+    assert (len(set(rounds)), len(rounds)) == (1, 2), told
+
+
 def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_store: ObjectStore) -> None:
     job = pods("1:2")
     worlds = lambda: [line["world_size"] for line in job.lines(0, "starting ranks")]  # noqa: E731

@@ -55,7 +55,11 @@ class WarmAgent(SimpleElasticAgent):
         self._meeting.begin()
         super()._rendezvous(worker_group)
         self.met = True
-        write_round(_name_round(worker_group))
+        write_round(_name_round(worker_group, self._restarts(worker_group)))
+
+    def _restarts(self, group: WorkerGroup) -> int:
+        """How often the ranks of this pod have failed and were started again."""
+        return int(group.spec.max_restarts - self._remaining_restarts)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         get_logger().info("starting ranks", ranks=[worker.global_rank for worker in worker_group.workers],
@@ -79,7 +83,7 @@ class WarmAgent(SimpleElasticAgent):
             "ROLE_WORLD_SIZE": str(worker.role_world_size),
             "MASTER_ADDR": str(group.master_addr),
             "MASTER_PORT": str(group.master_port),
-            "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
+            "TORCHELASTIC_RESTART_COUNT": str(self._restarts(group)),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
             "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
@@ -133,12 +137,18 @@ class WarmAgent(SimpleElasticAgent):
         return [process.pid for process in self._ranks.values() if process.pid is not None and process.exitcode is None]
 
 
-def _name_round(group: WorkerGroup) -> str:
-    """A name that all pods of the round have in common, so that what ends it is counted once."""
-    name = secrets.token_hex(4)
-    if group.spec.rdzv_handler.get_backend() == "static" or group.store is None:
-        return name  # its store knows no rounds: each pod names its own
-    return bytes(group.store.compare_set("ratchet/round", "", name)).decode()
+def _name_round(group: WorkerGroup, restarts: int) -> str:
+    """A name that all pods of the round have in common, so that what ends it is counted once.
+
+    Args:
+        group: has just met in a store.
+        restarts: of this pod's ranks so far, in place.
+    """
+    assert group.store is not None
+    # An elastic round has a store of its own, and its pods have restarted as often as each of them needed.
+    # Static pods have one store for good; they only meet when they have restarted equally often.
+    key = f"ratchet/round/{restarts}" if group.spec.rdzv_handler.get_backend() == "static" else "ratchet/round"
+    return bytes(group.store.compare_set(key, "", secrets.token_hex(4))).decode()
 
 
 def _report(worker: Worker, code: int, pid: int, *, orphaned: bool = False) -> None:
