@@ -68,6 +68,9 @@ CASES = (
     Case("a rank hangs in a system call", f"1:{CALL}:read", reason="small.py", seconds=30, settings=STALL),
     Case("the same step fails again and again", "1:4:kill!", Exit.NO_PROGRESS, "2 failures in a row",
          settings={"launch.max_restarts_without_progress": 2}),
+    Case("a rank never comes to a collective", "1:4:pause!", Exit.NO_PROGRESS,
+         "2 failures in a row.*: rank 0: a collective timed out after 5 s on rank 0",
+         settings={"launch.max_restarts_without_progress": 2, "parallel.timeout_seconds": 5.0}),
 )
 
 

@@ -19,9 +19,12 @@ from trainer.store import StoreError
 from trainer.telemetry.logs import get_logger
 
 _PEER_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Socket Timeout",
-               "Application timeout caused pair closure",
                "ncclRemoteError", "ncclSystemError", "NCCL communicator was aborted", "Broken pipe")
 """How torch's collectives say that another rank is gone; the type alone (RuntimeError) does not tell."""
+_TIMED_OUT = re.compile(r"Timed out waiting (\d+)ms for (?:recv|send) operation|[Ww]ait timeout after (\d+)ms"
+                        r"|Timeout\(ms\)=(\d+)|Application timeout caused pair closure")
+"""How they say that the time was over with the others' connections open. The last one is gloo's word for what
+else waited in this process; to other processes the connection is closed."""
 _LOADER_KILLED = re.compile(r"DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)")
 _LONGEST_TRACE = 2000
 
@@ -44,7 +47,7 @@ def guarded(body: Callable[[], Ending | None], *, where: Callable[[], tuple[int,
         ending = body() or Ending(Exit.DONE)
         code, message, trace = ending.code, ending.message, ""
     except BaseException as error:  # noqa: BLE001  # the last place that can turn an error into a code
-        code, message = _read(error)
+        code, message = _read(error, rank=where()[0])
         told = isinstance(error, ConfigError | StoreError)  # where in our code it was found helps nobody
         trace = "" if told else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
     if code is not Exit.DONE:
@@ -57,7 +60,7 @@ def guarded(body: Callable[[], Ending | None], *, where: Callable[[], tuple[int,
     return int(code)
 
 
-def _read(error: BaseException) -> tuple[Exit, str]:
+def _read(error: BaseException, rank: int) -> tuple[Exit, str]:
     match error:
         case ConfigError():
             return Exit.BAD_CONFIG, str(error)
@@ -74,9 +77,14 @@ def _read(error: BaseException) -> tuple[Exit, str]:
         case SystemExit():
             return Exit.USER_ERROR, f"user code called sys.exit({error.code!r})"
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(s in text for s in _PEER_SIGNS)):
-        return Exit.PEER_LOST, ("a collective failed: another rank is gone, or later than parallel.timeout_seconds: "
-                                f"{text}")
-    if isinstance(error, RuntimeError) and _LOADER_KILLED.search(text):
-        return Exit.KILLED, f"a loader process of this rank is gone, mostly out of memory: {text}"
+    if isinstance(error, RuntimeError):
+        if timed_out := _TIMED_OUT.search(text):
+            milliseconds = next(filter(None, timed_out.groups()), None)
+            after = f" after {int(milliseconds) / 1000:g} s" if milliseconds else ""
+            return Exit.STALLED, (f"a collective timed out{after} on rank {rank}: another rank did not come"
+                                  f" (parallel.timeout_seconds): {text}")
+        if isinstance(error, dist.DistError) or any(sign in text for sign in _PEER_SIGNS):
+            return Exit.PEER_LOST, f"a collective failed: another rank is gone: {text}"
+        if _LOADER_KILLED.search(text):
+            return Exit.KILLED, f"a loader process of this rank is gone, mostly out of memory: {text}"
     return Exit.USER_ERROR, text
