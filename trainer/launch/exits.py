@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -124,10 +125,28 @@ def write_report_to(folder: Path, report: Report) -> None:
     _write_whole(target, json.dumps(whole))
 
 
+class Reports:
+    """The reports in a folder. Each is read once: it never changes.
+
+    Args:
+        completed: adds what is known of a new report besides.
+    """
+
+    def __init__(self, folder: Path, completed: Callable[[Report], Report] = lambda report: report) -> None:
+        self._folder, self._completed = folder, completed
+        self._known: dict[str, Report] = {}
+
+    def read(self) -> list[Report]:
+        """All of them, the earliest first."""
+        for path in self._folder.glob("rank-*.json"):
+            if path.name not in self._known:
+                self._known[path.name] = self._completed(Report(**json.loads(path.read_text())))
+        return sorted(self._known.values(), key=lambda report: report.time)
+
+
 def read_reports(folder: Path) -> list[Report]:
     """All reports in the folder, the earliest first."""
-    reports = [Report(**json.loads(path.read_text())) for path in folder.glob("rank-*.json")]
-    return sorted(reports, key=lambda report: report.time)
+    return Reports(folder).read()
 
 
 def write_round(name: str) -> None:

@@ -22,7 +22,7 @@ from trainer.launch import reports
 from trainer.launch.announce.voices import Voices
 from trainer.launch.child import Child
 from trainer.launch.early import Commands, Early, started
-from trainer.launch.exits import Exit
+from trainer.launch.exits import Exit, read_round
 from trainer.launch.failures import Failures
 from trainer.launch.keeper import Keeper
 from trainer.launch.outcome import Outcome, decide
@@ -226,7 +226,7 @@ class _Supervisor:
             return decide(child.returncode, self.signals.first, self.keeper.reports(), done=False)
         asked = self._ask_done()
         outcome = decide(child.returncode, self.signals.first, self.keeper.reports(), done=asked,
-                         round_began=self.metrics.round_began())
+                         newest=read_round(self.early.reports))
         if outcome.code == Exit.DONE:
             return outcome
         assert self.store is not None
