@@ -59,8 +59,10 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
         if saved is not None:
             return Outcome(code, f"{name}: {saved.message}", saved)
         return Outcome(code, f"{name}: stopped without a new checkpoint; the last committed one counts")
-    root = next((report for report in last if report.code not in (Exit.DONE, Exit.PEER_LOST)),
-                next((report for report in last if report.code == Exit.PEER_LOST), None))
+    # Whoever waits for the next round in vain has got over what ended the last one.
+    root = next((report for report in last if report.code == Exit.NO_RENDEZVOUS),
+                next((report for report in last if report.code not in (Exit.DONE, Exit.PEER_LOST)),
+                     next((report for report in last if report.code == Exit.PEER_LOST), None)))
     if root is not None:
         return Outcome(root.code, root.message, root)
     if child_returncode == 0:

@@ -50,6 +50,8 @@ def report(code, *, time=10.0, rank=0, step=7, message="", name="b"):
     (161, None, [report(161, time=7)], True, 0, "the run is complete"),
     # A survivor that waits for others in vain.
     (162, None, [report(162, time=7)], False, 162, "code 162"),
+    (162, None, [report(137, time=6), report(162, time=7)], False, 162, "code 162"),
+    (162, None, [report(143, time=6), report(162, time=7)], False, 162, "code 162"),
     # Nobody said why.
     (-KILL, None, [], False, 137, "torchrun was killed by SIGKILL"),
     (-signal.SIGSEGV, None, [], False, 139, "torchrun was killed by SIGSEGV"),
