@@ -7,6 +7,7 @@ between them. They are kept with the run, because the pod that counts may be the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -56,6 +57,9 @@ def record(store: ObjectStore, run: str, failure: Failure, limit: int) -> int:
     final = Failure(**{**asdict(failure), "time": now, "final": count >= limit})
     name = "-".join(filter(None, (f"{int(now * 1000):015d}", secrets.token_hex(4), failure.round)))
     store.put(f"{folder}{name}.json", json.dumps(asdict(final)).encode())
+    if final.final:
+        with contextlib.suppress(StoreError):  # pods that come no more have nothing to say to the next start
+            remove_marks(store, run)
     return count
 
 
@@ -111,6 +115,21 @@ def find_mark(store: ObjectStore, run: str, pod: str) -> Mark | None:
 def remove_mark(store: ObjectStore, run: str, pod: str) -> None:
     """Say that the pod has ended in order, or was told to. Raises StoreError."""
     store.delete(_mark_key(run, pod))
+
+
+def remove_marks(store: ObjectStore, run: str, older_than: float = 0.0) -> None:
+    """Remove the marks of all pods of the run.
+
+    Args:
+        older_than: seconds; younger ones stay. 0: none stays.
+
+    Raises:
+        StoreError: when the store does not let them go.
+    """
+    now = time.time() - (store.clock_ahead or 0.0)
+    for key, written in list(store.written(f"{run}/pods/")):
+        if not older_than or written < now - older_than:
+            store.delete(key)
 
 
 def _mark_key(run: str, pod: str) -> str:
