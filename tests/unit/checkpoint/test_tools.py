@@ -74,11 +74,11 @@ def test_pruning_needs_a_yes_and_leaves_no_object_behind(tool: Tool, store: Obje
 
 
 def test_mistakes_are_told(tool: Tool) -> None:
-    with pytest.raises(ConfigError, match="unknown command 'lst'; did you mean ls?"):
+    with pytest.raises(ConfigError, match=r"unknown command 'lst'; did you mean ls\?"):
         tool("lst")
-    with pytest.raises(ConfigError, match="unknown command 'imprt'; did you mean import?"):
+    with pytest.raises(ConfigError, match=r"unknown command 'imprt'; did you mean import\?"):
         tool("imprt")
-    with pytest.raises(ConfigError, match="unknown command 'frob' .there are ls, show, .*, export, import, prune"):
+    with pytest.raises(ConfigError, match=r"unknown command 'frob' .there are ls, show, .*, export, import, prune"):
         tool("frob")
     with pytest.raises(ConfigError, match="--keep-last N"):
         tool("prune")
