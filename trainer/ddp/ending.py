@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+import trainer
 from trainer.checkpoint.restore import Unreadable
 from trainer.checkpoint.save import Diverged
 from trainer.checkpoint.wire import Gone
@@ -27,6 +31,12 @@ _TIMED_OUT = re.compile(r"Timed out waiting (\d+)ms for (?:recv|send) operation|
 else waited in this process; to other processes the connection is closed."""
 _LOADER_KILLED = re.compile(r"DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)")
 _LONGEST_TRACE = 2000
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_OURS = str(Path(trainer.__file__).parent) + os.sep
+_WORKLOADS = _OURS + "workloads" + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_PYTHON = (sysconfig.get_path("stdlib"), "<frozen ")
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ def _read(error: BaseException, rank: int) -> tuple[Exit, str]:
         case KeyboardInterrupt():
             return Exit.INTERRUPTED, "interrupted"
         case SystemExit():
-            return Exit.USER_ERROR, f"user code called sys.exit({error.code!r})"
+            return Exit.USER_ERROR, f"user code called sys.exit({error.code!r}){_place(error)}"
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, RuntimeError):
         if timed_out := _TIMED_OUT.search(text):
@@ -87,4 +97,27 @@ def _read(error: BaseException, rank: int) -> tuple[Exit, str]:
             return Exit.PEER_LOST, f"a collective failed: another rank is gone: {text}"
         if _LOADER_KILLED.search(text):
             return Exit.KILLED, f"a loader process of this rank is gone, mostly out of memory: {text}"
-    return Exit.USER_ERROR, text
+    return Exit.USER_ERROR, text + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """` (file:line, in function)`, the innermost line of user code that the error has passed; empty: it passed none.
+
+    The error of a loader process brings its traceback along as text.
+    """
+    told = [found.group("file", "line", "function") for found in _FRAME.finditer(str(error))]
+    passed = [(frame.filename, str(frame.lineno), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    places = [place for place in (*reversed(told), *reversed(passed)) if _may_be_the_users(place[0])]
+    # An image may have the user's own code installed: then it looks like any other package.
+    best = next((place for place in places if not place[0].startswith(_INSTALLED)), next(iter(places), None))
+    if best is None:
+        return ""
+    file, line, function = best
+    return f" ({file.removeprefix(str(Path.cwd()) + os.sep)}:{line}, in {function})"
+
+
+def _may_be_the_users(file: str) -> bool:
+    if file.startswith(_OURS):
+        return file.startswith(_WORKLOADS)
+    # What is installed may lie within the folder of the standard library.
+    return not file.startswith(_TORCH) and (file.startswith(_INSTALLED) or not file.startswith(_PYTHON))

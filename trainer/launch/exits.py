@@ -63,7 +63,7 @@ class Row:
 TABLE = (
     Row(Exit.DONE, "the run is complete, now or already before", "nothing"),
     Row(Exit.USER_ERROR, "an unexpected error, mostly in user code",
-        "read the last line; fix; start again: it resumes"),
+        "mend what the reason names (the log has the traceback); start again: it resumes"),
     Row(Exit.BAD_CONFIG, "a wrong setting, plug-in, store or checkpoint, found before training",
         "fix what the line names"),
     Row(Exit.UNREADABLE, "the run has checkpoints and none of them verifies",

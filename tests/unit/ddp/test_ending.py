@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from trainer.checkpoint.restore import Unreadable
@@ -62,6 +67,48 @@ def test_a_wait_in_vain_for_another_rank_is_a_hang_and_says_who_waited_and_how_l
     monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
     assert guarded(lambda: throw(error), where=lambda: (3, 1, 42)) == Exit.STALLED
     assert read_reports(tmp_path)[0].message.startswith("a collective timed out after 3 s on rank 3: ")
+
+
+def broken() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+def through_a_library() -> None:
+    torch.nn.Module().broken  # noqa: B018
+
+
+class BrokenData(torch.utils.data.Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        raise ZeroDivisionError("on purpose")
+
+
+def in_a_loader_process() -> None:
+    next(iter(torch.utils.data.DataLoader(BrokenData(), sampler=[0], num_workers=1)))
+
+
+def ended() -> None:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(("body", "said", "function"), [
+    (broken, "ZeroDivisionError: on purpose", "broken"),
+    (through_a_library, "AttributeError: ", "through_a_library"),
+    (in_a_loader_process, "ZeroDivisionError: Caught ZeroDivisionError in DataLoader worker process 0", "__getitem__"),
+    (ended, "user code called sys.exit(3)", "ended"),
+])
+def test_an_error_of_user_code_is_told_with_its_place(body: Callable[[], Ending | None], said: str, function: str,
+                                                      tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
+    assert guarded(body) == Exit.USER_ERROR
+    told = read_reports(tmp_path)[0].message
+    assert told.startswith(said)
+    assert re.search(rf" \(tests/unit/ddp/test_ending\.py:\d+, in {function}\)$", told), told
+
+
+def test_code_of_the_user_may_be_installed_like_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REPORTS_ENV, str(tmp_path))
+    assert guarded(partial(pytest.fail, "on purpose")) == Exit.USER_ERROR
+    assert re.search(r"on purpose \(\S*/_pytest/\w+\.py:\d+, in \w+\)$", read_reports(tmp_path)[0].message)
 
 
 def test_an_end_without_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
