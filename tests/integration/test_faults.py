@@ -59,7 +59,8 @@ STALL = {"launch.stall_seconds": 2.0}
 CASES = (
     Case("a rank is killed", f"1:{CALL}:kill", reason="a failure"),
     Case("a rank dies of a segmentation fault", f"1:{CALL}:segv", reason="killed by SIGSEGV"),
-    Case("a rank raises", f"1:{CALL}:raise", Exit.USER_ERROR, "ZeroDivisionError: this user code is broken on purpose"),
+    Case("a rank raises", f"1:{CALL}:raise", Exit.USER_ERROR,
+         r"ZeroDivisionError: this user code is broken on purpose \(tests/integration/small\.py:\d+, in _strike\)$"),
     Case("a rank ends itself with a code of its own", f"1:{CALL}:exit", Exit.USER_ERROR, "exit code 7"),
     Case("a rank ends itself with a code that has a meaning here", f"1:{CALL}:leave", Exit.USER_ERROR, "exit code 1"),
     Case("a rank is stopped", f"1:{CALL}:stop", reason="the process is stopped \\(SIGSTOP\\)",
@@ -199,7 +200,10 @@ def test_another_pod_is_replaced_and_the_survivor_waits_in_place(
         (waiting,) = job.lines(0, "waiting for other pods")[:1]
         assert (len(waiting["present"]), waiting["least"]) == (1, 2)
     job.start(1)
-    job.wait_for(lambda: len(job.lines(0, "restored")) == 1, "the restore of the survivor")
+    # Rank 0, which tells, may be in either.
+    job.wait_for(lambda: len(job.lines(0, "restored") + job.lines(1, "restored")) == 1, "the restore")
+    (again,) = job.lines(0, "ranks start again")
+    assert (again["why"], len(again["joined"]), len(again["left"])) == ("pods went away", 1, 1)
     assert len(job.lines(0, "plan")) == 1, "its pod was not started again"
     saved = survey(file_store, "pods").committed[0].step
     job.wait_for(lambda: survey(file_store, "pods").committed[0].step > saved, "a new checkpoint")
@@ -215,8 +219,23 @@ def test_ranks_of_several_pods_that_are_killed_together_are_one_failure(
     rounds = [name for name, _ in itertools.groupby(failure["round"] for failure in told)]
     assert len(rounds) == len(set(rounds)) == 3, told
     assert len(told) > len(rounds), "both pods told of a round"
+    for number in (0, 1):
+        for line in job.lines(number, "ranks start again"):
+            assert re.fullmatch(r"rank \d of pod job-worker-\d: killed by SIGKILL", line["why"]), line
     assert Exit.NO_PROGRESS in codes, job.text()
     assert not list(file_store.list("pods/pods/")), "no mark is left by a pod that ended in order"
+
+
+def test_a_pod_whose_ranks_are_well_says_which_rank_of_which_pod_failed(
+        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("2:2", workload__options={"faults": [f"1:{CALL}:kill"]})
+    job.start(0)
+    job.wait_for(lambda: job.lines(0, "serving"), "the first pod")
+    job.start(1)
+    job.wait_for(lambda: job.lines(0, "restored") + job.lines(1, "restored"), "the restart")
+    for number in (0, 1):
+        (line,) = job.lines(number, "ranks start again")
+        assert re.fullmatch(r"rank 1 of pod job-worker-\d: killed by SIGKILL", line["why"]), job.text()
 
 
 def test_pods_without_a_rendezvous_of_their_own_that_fail_together_are_one_failure_too(
@@ -240,6 +259,7 @@ def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_stor
     job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint of one pod")
     job.start(1)
     job.wait_for(lambda: worlds() == [1, 2], "the second pod to be taken in")
+    assert [line["why"] for line in job.lines(0, "ranks start again")] == ["pods joined"]
     job.wait_for(lambda: len(job.lines(0, "restored")) == 1, "the training of two")
     job.terminate(1)
     assert job.end(1) == Exit.PREEMPTED, job.text()
