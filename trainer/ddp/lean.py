@@ -81,8 +81,8 @@ class _Once(MetaPathFinder):
     settings nobody reads.
     """
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None,
-                  ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None,  # noqa: ARG002 - the contract of finders
+                  target: ModuleType | None = None) -> ModuleSpec | None:
         part = sys.modules.get(fullname) if fullname.startswith(f"{_NAME}.") and target is None else None
         return ModuleSpec(fullname, _Loaded(part)) if part is not None else None
 
@@ -93,7 +93,7 @@ class _Loaded(Loader):
     def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002 - the contract of loaders
         return self.module
 
     def exec_module(self, module: ModuleType) -> None:
