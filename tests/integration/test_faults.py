@@ -270,6 +270,22 @@ def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_stor
         "nothing was done again when the world grew or shrank", steps)
 
 
+def test_a_pod_beyond_the_limit_says_so_and_takes_the_place_of_one_that_goes(
+        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("1:2")
+    job.start(0)
+    job.start(1)
+    job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint")
+    job.start(2)
+    job.wait_for(lambda: job.lines(2, "standing by"), "the third pod to say that it stands by")
+    line = job.lines(2, "standing by")[0]
+    assert (line["most"], bool(line["present"])) == (2, True)
+    assert not job.lines(2, "starting ranks")
+    job.terminate(1)
+    assert job.end(1) == Exit.PREEMPTED, job.text()
+    job.wait_for(lambda: job.lines(2, "starting ranks") and job.lines(0, "restored"), "the training with the third pod")
+
+
 def test_a_doctor_in_the_pod_of_a_running_job_does_not_join_it(
         pods: Callable[..., Pods], file_store: ObjectStore, tmp_path: Path) -> None:
     job = pods("1:2")

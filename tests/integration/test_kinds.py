@@ -227,3 +227,23 @@ def test_synchronised_batch_norm_is_that_of_one_process_also_for_uneven_shares_a
         torch.testing.assert_close(found[name], found["one"], rtol=2e-3, atol=1e-4)
     assert not all(torch.allclose(found["apart"][key], value, rtol=2e-3, atol=1e-4)
                    for key, value in found["one"].items()), "without it, results depend on the ranks"
+
+
+def mean_loss(model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int, dict[str, Any]]:
+    total, count, _ = charlm.loss(model, batch)
+    return total / count, count, {}
+
+
+def test_a_loss_that_returns_a_mean_is_told_of_once_before_the_first_step_of_a_run(ranks: Ranks) -> None:
+    settings = {
+        "workload.module": "trainer.workloads.charlm", "workload.loss": "tests.integration.test_kinds:mean_loss",
+        "workload.options": {"context": 16, "width": 8, "heads": 2, "blocks": 1, "sample": 0},
+        "train.loss_mean": "tokens", "train.global_batch_size": 16, "data.ledger": False}
+    job = Job(*_folder(ranks, "mean"), name="mean", settings=settings)
+    for steps, expected in ((2, 1), (4, 0)):
+        ended = ranks.run(job, 2, train__max_steps=steps)
+        assert ended.code == 0, ended.text
+        assert ended.text.count("workload.loss seems to return a mean") == expected, ended.text
+    right = Job(*_folder(ranks, "sum"), name="sum", settings={**settings, "workload.loss": ""})
+    ended = ranks.run(right, 2, train__max_steps=2)
+    assert (ended.code, "seems to return a mean" in ended.text) == (0, False), ended.text

@@ -2,8 +2,8 @@
 
 Objects pass through small slots of memory that the ranks of a pod share. In each round the ranks of
 one pod read an object each, ahead of time; the others receive them by broadcast; then every rank
-copies all of them from its pod's slots to where they belong. The extra memory of a pod is three
-objects for each of its ranks (two when it is alone).
+copies all of them from its pod's slots to where they belong. The extra memory of a pod is four
+objects for each of its ranks (three when it is alone).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from trainer.checkpoint.link import Link
 from trainer.checkpoint.manifest import Object
 from trainer.checkpoint.peers import Peers
 
-_OWN_SLOTS = 2
-"""One is read while the other is copied from."""
+_OWN_SLOTS = 3
+"""Two are read, or one of them checked, while the third is copied from."""
 
 Read = Callable[[Object, memoryview], Exception | None]
 """Fills the view with the object's bytes and checks them; returns what went wrong."""
@@ -99,7 +99,8 @@ class Exchange:
                                  pool.submit(read, item, self._view(seat, slot, item.size)))
                     return
 
-            read_ahead()
+            for _ in range(_OWN_SLOTS - 1):
+                read_ahead()
             turn = 0
             for pod, objects in rounds:
                 reading = pod == pods.pod

@@ -34,7 +34,7 @@ from trainer.checkpoint.table import OWNED, RANK, REPLICATED, Entry, overlaps, p
 from trainer.store import NotFound, ObjectStore, StoreError
 
 _log = structlog.get_logger()
-_RANGE = 8 << 20
+_RANGE = 16 << 20
 """Bytes of one request; an object is read in several at the same time."""
 _REQUESTS = 4
 """Requests of a rank at the same time."""

@@ -234,13 +234,14 @@ class Checkpointer:
                         facts, table, owned_table, self._config, metrics, self._alike) if rank == 0 else None
         begin, end = even_slice(total_bytes(table), rank, world_size)
         number, memory = self._link.buffer(end - begin + len(owned))
-        parts = self._stager.copy(tensors, table, begin, end, space=REPLICATED, target=memory.view, offset=0)
+        self._stager.copy(tensors, table, begin, end, target=memory.view, offset=0)
         if compare:
             self._digests = self._stager.digests(tensors)
         self._fence.open()
         copy = torch.frombuffer(owned, dtype=torch.uint8) if len(owned) else torch.empty(0, dtype=torch.uint8)
-        parts += self._stager.copy({"": copy}, lay_out({"": copy}), 0, len(owned), space=OWNED, target=memory.view,
-                                   offset=end - begin)
+        self._stager.copy({"": copy}, lay_out({"": copy}), 0, len(owned), target=memory.view, offset=end - begin)
+        parts = [*self._stager.parts(begin, end, space=REPLICATED, target=memory.view, offset=0),
+                 *self._stager.parts(0, len(owned), space=OWNED, target=memory.view, offset=end - begin)]
         point("staged", place.step)
         self._link.hand_over(number, Staged(
             place=place, rank=rank, world_size=world_size, parts=tuple(parts), rank_state=json.dumps(random).encode(),

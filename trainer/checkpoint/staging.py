@@ -22,7 +22,7 @@ from trainer.checkpoint.table import Entry, overlaps, pieces
 from trainer.checkpoint.upload import Part
 
 _BLOCK = 4 << 20
-"""Bytes copied and added to the checksum at a time, both without holding the interpreter's lock."""
+"""Bytes copied at a time, without holding the interpreter's lock."""
 
 
 class Fence:
@@ -66,7 +66,7 @@ class Owned:
 
 
 class Stager:
-    """Copies byte ranges of tensors into a buffer, with a checksum for each object that will be made of them.
+    """Copies byte ranges of tensors into a buffer, and tells what objects will be made of them.
 
     On a GPU the copies are queued on a stream of their own, behind what has been computed so far, into
     memory that is pinned once; the processor waits for them, the training does not.
@@ -86,28 +86,26 @@ class Stager:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], entries: Sequence[Entry], begin: int, end: int, *, space: str,
-             target: memoryview, offset: int) -> list[Part]:
+    def copy(self, tensors: Mapping[str, torch.Tensor], entries: Sequence[Entry], begin: int, end: int, *,
+             target: memoryview, offset: int) -> None:
         """Copy bytes [begin, end) of the space that `entries` lay out to `target[offset:]`.
 
-        Returns:
-            What objects they make.
+        The next update waits for this, hence the checksums are made of the copy, afterwards.
         """
         base = ctypes.addressof(ctypes.c_char.from_buffer(target)) if len(target) else 0
         if self._stream is not None:
             self._copy_from_gpu(tensors, entries, begin, end, base, target, offset)
-        parts = []
+            return
         strided: dict[str, torch.Tensor] = {}
-        for first, last in pieces(begin, end, self._object_bytes):
-            crc = 0
-            for start, stop in pieces(first, last, _BLOCK):
-                place = offset + start - begin
-                if self._stream is None:
-                    for source, size, at in _sources(tensors, entries, start, stop, strided):
-                        ctypes.memmove(base + place + at, source, size)
-                crc = zlib.crc32(target[place : place + stop - start], crc)
-            parts.append(Part(space, first, offset + first - begin, last - first, crc))
-        return parts
+        for start, stop in pieces(begin, end, _BLOCK):
+            for source, size, at in _sources(tensors, entries, start, stop, strided):
+                ctypes.memmove(base + offset + start - begin + at, source, size)
+
+    def parts(self, begin: int, end: int, *, space: str, target: memoryview, offset: int) -> list[Part]:
+        """What objects the copied bytes make, each with its checksum."""
+        return [Part(space, first, offset + first - begin, last - first,
+                     zlib.crc32(target[offset + first - begin : offset + last - begin]))
+                for first, last in pieces(begin, end, self._object_bytes)]
 
     def digests(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Checksums of whole tensors, as they were at `mark`; on a GPU it computes them, beside the training."""

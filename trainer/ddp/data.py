@@ -41,7 +41,7 @@ class Loaded(NamedTuple):
 
 
 class _Samples(torch.utils.data.Dataset[Any]):
-    """The user's dataset, asked for (epoch, sample number), that names the sample which fails.
+    """The user's dataset, asked for (epoch, sample numbers), that names the sample which fails.
 
     In a loader process every sample is preceded by a seed made of (seed, epoch, number), so random
     augmentation is the same whatever the number of workers and ranks, and across a resume. In the
@@ -51,15 +51,17 @@ class _Samples(torch.utils.data.Dataset[Any]):
     def __init__(self, dataset: Dataset | Stream, seed: int, *, skip: bool) -> None:
         self._dataset, self._seed, self._skip = dataset, seed, skip
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+    def __getitems__(self, batch: tuple[int, Sequence[int]]) -> list[Any]:
         """A batch at a time, as the loader prefers: on small samples its calls are most of the loading."""
-        dataset, seeded = self._dataset, torch.utils.data.get_worker_info() is not None
-        samples = []
-        for epoch, number in keys:
+        epoch, numbers = batch
+        get = partial(self._dataset.at, epoch) if isinstance(self._dataset, Stream) else self._dataset.__getitem__
+        seeded = torch.utils.data.get_worker_info() is not None
+        samples: list[Any] = []
+        for number in numbers:
             if seeded:
                 seed_all(self._seed, epoch, number)
             try:
-                samples.append(dataset.at(epoch, number) if isinstance(dataset, Stream) else dataset[number])
+                samples.append(get(number))
             except PluginError:
                 raise
             except Exception as error:
@@ -108,27 +110,28 @@ class Source:
 
     def training(self, steps: Iterable[Step]) -> Iterator[Loaded]:
         """Yield the micro-batches of `steps`, in order, on the device."""
-        return self._load([(step.epoch, number) for number in micro.samples]
-                          for step in steps for micro in step.micro_batches)
+        return self._load((step.epoch, micro.samples) for step in steps for micro in step.micro_batches)
 
     def evaluation(self, *, world_size: int, batch_size: int) -> Iterator[Loaded]:
         """Yield this rank's part of all samples, each sample on exactly one rank."""
         mine = range(self._rank, len(self._dataset), world_size)
-        return self._load([(0, number) for number in mine[i : i + batch_size]]
-                          for i in range(0, len(mine), batch_size))
+        return self._load((0, mine[i : i + batch_size]) for i in range(0, len(mine), batch_size))
 
-    def _load(self, keys: Iterable[list[tuple[int, int]]]) -> Iterator[Loaded]:
+    def _load(self, batches: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Loaded]:
+        samples, collate = _Samples(self._dataset, self._seed, skip=self._skip), _Collate(self._collate)
         pinned = self._device.type == "cuda"
-        loader = DataLoader(
-            _Samples(self._dataset, self._seed, skip=self._skip),
-            batch_sampler=keys,  # lists of keys, one a batch: all that it iterates
-            collate_fn=_Collate(self._collate),
-            num_workers=self._workers,
-            pin_memory=pinned,
-            # A generator of its own: without one, the loader draws from the global one that dropout uses.
-            generator=torch.Generator().manual_seed(0),
-            worker_init_fn=partial(_begin_worker, self._seed, self._rank),
-        )
+        loader: Iterable[Loaded] = (collate(samples.__getitems__(each)) for each in batches)
+        if self._workers or pinned:
+            loader = DataLoader(
+                samples,
+                batch_sampler=batches,  # type: ignore[arg-type]  # declared for lists; goes to `__getitems__` as it is
+                collate_fn=collate,
+                num_workers=self._workers,
+                pin_memory=pinned,
+                # A generator of its own: without one, the loader draws from the global one that dropout uses.
+                generator=torch.Generator().manual_seed(0),
+                worker_init_fn=partial(_begin_worker, self._seed, self._rank),
+            )
         for loaded in prefetch(loader, self._device) if pinned else loader:
             if loaded.failed:
                 self._failed(loaded.failed)

@@ -26,7 +26,7 @@ from trainer.checkpoint.state import TrainState, capture_random, seed_all
 from trainer.checkpoint.survey import survey
 from trainer.checkpoint.table import OWNED, REPLICATED, total_bytes
 from trainer.checkpoint.tools import take_operands
-from trainer.checkpoint.upload import Staged, commit_if_whole, upload
+from trainer.checkpoint.upload import Part, Staged, commit_if_whole, upload
 from trainer.config import Config, ConfigError, Resolved
 from trainer.ddp import build
 from trainer.ddp.extras import FullState
@@ -107,10 +107,13 @@ def write_start(store: ObjectStore, config: Config, state: TrainState, place: Pl
     spaces = {REPLICATED: state.replicated(), OWNED: state.owned()}
     tables = {space: lay_out(tensors) for space, tensors in spaces.items()}
     memory = memoryview(bytearray(sum(map(total_bytes, tables.values()))))
-    parts, offset = [], 0
+    parts: list[Part] = []
+    offset = 0
     for space, table in tables.items():
-        parts += stager.copy(spaces[space], table, 0, total_bytes(table), space=space, target=memory, offset=offset)
-        offset += total_bytes(table)
+        size = total_bytes(table)
+        stager.copy(spaces[space], table, 0, size, target=memory, offset=offset)
+        parts += stager.parts(0, size, space=space, target=memory, offset=offset)
+        offset += size
     header = Header(place.run, 0, 0, place.attempt, "", 1, identity, state.facts(), tables[REPLICATED], tables[OWNED],
                     asdict(config))
     staged = Staged(place, 0, 1, tuple(parts), random, asdict(header),

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +25,7 @@ def leave_compiler_alone() -> None:
     """Put the stand-in in the compiler's place. Where that one is loaded already nothing is done."""
     if _NAME not in sys.modules:
         sys.modules[_NAME] = _StandIn(_NAME)
+        sys.meta_path.insert(0, _Once())
 
 
 def _real() -> ModuleType:
@@ -68,3 +71,30 @@ class _StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_real(), name)
+
+
+class _Once(MetaPathFinder):
+    """Gives the parts of the compiler that are loaded already.
+
+    `import torch._dynamo.config` asks the stand-in for its `__path__`, which loads the real package, parts and all;
+    Python then goes on to load the part that it was asked for, and whoever imported it would hold a second one, whose
+    settings nobody reads.
+    """
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None,  # noqa: ARG002 - the contract of finders
+                  target: ModuleType | None = None) -> ModuleSpec | None:
+        part = sys.modules.get(fullname) if fullname.startswith(f"{_NAME}.") and target is None else None
+        return ModuleSpec(fullname, _Loaded(part)) if part is not None else None
+
+
+class _Loaded(Loader):
+    """Loads what is there."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002 - the contract of loaders
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__spec__"] = self.spec  # in whose place Python has put that of the import

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import tee
 from typing import Any
 
 import torch
@@ -59,12 +60,13 @@ class Training:
 def train(t: Training) -> bool:
     """Train from `t.samples` to `t.end`, or until the ranks agree to stop. Returns whether the run is complete."""
     every = t.config.checkpoint.every_steps
-    batches = _timed(t.batches(t.sampler.steps(t.samples, t.end)), t.metrics)
+    steps, ahead = tee(t.sampler.steps(t.samples, t.end))  # loader processes are asked for batches some steps ahead
+    batches = _timed(t.batches(ahead), t.metrics)
     saved_at = t.step = t.sampler.number(t.samples)
     t.model.train()
     if _evaluation_due(t) and not t.evaluate():  # it was stopped in that evaluation, and again
         return False
-    for step in t.sampler.steps(t.samples, t.end):
+    for step in steps:
         began = time.monotonic()
         rate = t.rate.set(step.number)
         sums = t.gradient(batches, step)

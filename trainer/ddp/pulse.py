@@ -60,7 +60,7 @@ class Pulse:
         self._peers, self._marks = peers, (log_every, steps_per_epoch)
         self._stop_wanted, self._save_wanted, self._signs = stop_wanted, save_wanted, signs
         self._pending: tuple[int, torch.Tensor, dist.Work] | None = None
-        self._loss: torch.Tensor | None = None
+        self._loss: torch.Tensor | float | None = None
         self._count = 0.0
         self._number = 0
         self._interval, self._waited = 1, 0
@@ -74,8 +74,10 @@ class Pulse:
             loss: this rank's sum of losses, on the device.
             count: what that is the sum over.
         """
-        # In double precision: where the beats lie must not be seen in what many of them add up to.
-        self._loss = loss.double() if self._loss is None else self._loss + loss
+        # In double precision: where the beats lie must not be seen in what many of them add up to. A CPU has the
+        # number at hand; for that of a GPU nobody waits here.
+        part = loss.item() if loss.device.type == "cpu" else loss.double() if self._loss is None else loss
+        self._loss = part if self._loss is None else self._loss + part
         self._count += count
         self._number = number
         beat = self._collect()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,10 @@ import torch
 _ROUNDS = 6
 _BLOCK = 1 << 16
 """Positions permuted at a time, so that the tensor calls cost nothing per step."""
+_SMALL = 1 << 16
+"""A domain of this size is permuted as a whole."""
+_TABLE_BITS = 16
+"""Tables of round functions have at most 2 to this many entries of 8 bytes."""
 
 
 def permute(positions: torch.Tensor, *, length: int, seed: int, epoch: int) -> torch.Tensor:
@@ -31,28 +35,47 @@ def permute(positions: torch.Tensor, *, length: int, seed: int, epoch: int) -> t
         length: samples in the epoch, below 2**62.
     """
     half = max(1, ((length - 1).bit_length() + 1) // 2)
-    digests = (hashlib.blake2b(f"{seed}/{epoch}/{r}".encode(), digest_size=8).digest() for r in range(_ROUNDS))
-    keys = [int.from_bytes(digest, "little", signed=True) for digest in digests]
-    result = _feistel(positions.clone(), half, keys)
-    while (outside := result >= length).any():
-        result[outside] = _feistel(result[outside], half, keys)
-    return result
+    flat = positions.reshape(-1)
+    if 1 << 2 * half <= max(len(flat), _SMALL):  # the whole domain, once, rather than again for each walk
+        domain = _feistel(torch.arange(1 << 2 * half), half, seed, epoch)
+        result, walk = domain[flat], domain.__getitem__
+    else:
+        result, walk = _feistel(flat, half, seed, epoch), partial(_feistel, half=half, seed=seed, epoch=epoch)
+    outside = torch.nonzero(result >= length).squeeze(1)
+    while len(outside):
+        walked = walk(result[outside])
+        result[outside] = walked
+        outside = outside[walked >= length]
+    return result.reshape(positions.shape)
 
 
-def _feistel(value: torch.Tensor, half: int, keys: list[int]) -> torch.Tensor:
+def _feistel(value: torch.Tensor, half: int, seed: int, epoch: int) -> torch.Tensor:
+    """Six rounds on 2 * `half` bits of each value. int64 of shape [n]."""
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right, key) & mask)
-    return (left << half) | right
+    for function in _functions(half, seed, epoch):
+        left, right = right, left.bitwise_xor_(function(right))
+    return left.bitwise_left_shift_(half).bitwise_or_(right)
 
 
-def _mix(value: torch.Tensor, key: int) -> torch.Tensor:
-    """The finaliser of splitmix64 on int64, whose products wrap; shifts are made logical by the masks."""
+@lru_cache(maxsize=4)
+def _functions(half: int, seed: int, epoch: int) -> tuple[Callable[[torch.Tensor], torch.Tensor], ...]:
+    """The function of each round: a look into a table, as long as one can be held."""
+    mask = (1 << half) - 1
+    digests = (hashlib.blake2b(f"{seed}/{epoch}/{r}".encode(), digest_size=8).digest() for r in range(_ROUNDS))
+    keys = [int.from_bytes(digest, "little", signed=True) for digest in digests]
+    if half > _TABLE_BITS:
+        return tuple(partial(_mix, key=key, mask=mask) for key in keys)
+    halves = torch.arange(1 << half)
+    return tuple(partial(torch.index_select, _mix(halves, key, mask), 0) for key in keys)
+
+
+def _mix(value: torch.Tensor, key: int, mask: int) -> torch.Tensor:
+    """The finaliser of splitmix64 on int64, whose products wrap; shifts are made logical by the masks of theirs."""
     value = value + key
     value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    return value ^ ((value >> 31) & 0x1FFFFFFFF)
+    return (value ^ ((value >> 31) & 0x1FFFFFFFF)) & mask
 
 
 class MicroBatch(NamedTuple):
@@ -117,7 +140,7 @@ class Sampler:
 
     def permuted(self, epoch: int, block: int) -> list[int]:
         """The shuffled order, which is the one to begin with."""
-        positions = torch.tensor(self.in_turn(epoch, block))
+        positions = torch.arange(block * self._block, min((block + 1) * self._block, self.length))
         return permute(positions, length=self.length, seed=self.seed, epoch=epoch).tolist()
 
     def in_turn(self, _epoch: int, block: int) -> list[int]:

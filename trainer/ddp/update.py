@@ -34,6 +34,7 @@ class Update:
                  scaler: torch.amp.GradScaler | None = None, average: Average | None = None) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer, self._clip, self._limit = optimizer, clip, limit
+        self._alike = len({(p.device, p.dtype) for p in self._parameters}) == 1
         self.scaler, self.average = scaler or torch.amp.GradScaler(enabled=False), average
         self._by_kernel = (getattr(optimizer, "_step_supports_amp_scaling", False) and average is None
                            and not self.scaler.is_enabled() and self._parameters[0].device.type != "cpu")
@@ -45,7 +46,7 @@ class Update:
     def __call__(self) -> torch.Tensor:
         """Take the step. Returns the global gradient norm before clipping. Raises NotFiniteError."""
         self.scaler.unscale_(self._optimizer)
-        norm = _norm([p.grad for p in self._parameters if p.grad is not None])
+        norm = self._norm()
         if self._clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
         if self._by_kernel:
@@ -62,6 +63,13 @@ class Update:
                 f" train.non_finite_limit = {self._limit}: lower optimizer.lr, clip (train.clip_norm), or look for"
                 " a division by zero in the model or the data")
         return norm
+
+    def _norm(self) -> torch.Tensor:
+        """The global 2-norm. Of one kind of tensors at half the cost of torch's own, which sorts them by kind first."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients or not self._alike:
+            return torch.nn.utils.get_total_norm(gradients)
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))  # type: ignore[no-any-return]
 
     def _step(self, *, taken: bool) -> None:
         # An overflow is how the scaler finds its scale: no fault, while there is scale left to take away.
@@ -82,11 +90,3 @@ class Update:
         self._calls += 1
         if self._calls % _LOOK_EVERY == 0:
             self.skipped, self._row = skipped.item(), row.item()  # type: ignore[assignment]  # whole numbers
-
-
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The global 2-norm. Of one kind of tensors at half the cost of torch's own, which sorts them by kind first."""
-    if not gradients or any(g.device != gradients[0].device or g.dtype != gradients[0].dtype for g in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
-    norms = torch.stack(torch._foreach_norm(gradients))
-    return torch.linalg.vector_norm(norms)  # type: ignore[no-any-return]

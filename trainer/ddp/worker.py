@@ -39,6 +39,7 @@ from trainer.ddp.pulse import Beat, Pulse
 from trainer.ddp.report import Reporter
 from trainer.ddp.sampler import Step
 from trainer.ddp.saves import Saves, link_to_uploader
+from trainer.ddp.summed import warn_of_mean
 from trainer.ddp.update import Update
 from trainer.ddp.wrap import devices_each, pick_device, set_deterministic, settle_buckets, wrap
 from trainer.launch.exits import Exit
@@ -157,6 +158,9 @@ class Worker:
         if (self.rank.world_size > 2 or config.train.compile != "off") and not training.complete:
             step = self.sampler.step(start.samples)
             settle_buckets(self.model, lambda: self.gradient(self.train_source.training([step]), step))
+        if start.samples == 0 and self.rank.rank == 0 and config.train.compile == "off" and not training.complete:
+            warn_of_mean(self.model.module, self.plugins.loss, build.autocast(config, self.device), self.train_source,
+                         self.sampler.step(0))
         if self.rank.rank == 0:
             logs.get_logger().info("training", **build.describe(config, self.sampler, training.rate, plan.warmup,
                                                                 self.rank.world_size))

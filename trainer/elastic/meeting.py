@@ -42,6 +42,10 @@ class Meeting:
         self._due = now + _SAY_SECONDS
         state = self._state.state
         if state.complete and not state.wait_list:
+            if state.redundancy_list:  # where this pod is: it waits, and none of those that train does
+                get_logger().info("standing by", why="the job has as many pods as it may",
+                                  present=sorted({node.addr for node in state.participants}), **self._limits,
+                                  waited=round(now - self._began), do="raise maxReplicas, or take this pod away")
             return
         present = sorted({node.addr for node in (*state.participants, *state.wait_list)})
         get_logger().info("waiting for other pods", present=present, **self._limits, waited=round(now - self._began))

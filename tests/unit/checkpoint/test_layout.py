@@ -18,7 +18,9 @@ from trainer.checkpoint.table import Entry, even_slice, overlaps, pieces, total_
 def staged(state: dict[str, torch.Tensor], table: tuple[Entry, ...], begin: int, end: int) -> bytes:
     """The bytes of a range as the stager copies them, in objects of seven bytes; their checksums are right."""
     memory = memoryview(bytearray(end - begin + 3))
-    parts = Stager(torch.device("cpu"), 7).copy(state, table, begin, end, space="replicated", target=memory, offset=3)
+    stager = Stager(torch.device("cpu"), 7)
+    stager.copy(state, table, begin, end, target=memory, offset=3)
+    parts = stager.parts(begin, end, space="replicated", target=memory, offset=3)
     assert [p.begin for p in parts] == list(range(begin, end, 7))
     assert all(zlib.crc32(memory[p.offset : p.offset + p.size]) == p.crc32 for p in parts)
     return bytes(memory[3:])

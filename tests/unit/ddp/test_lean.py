@@ -50,6 +50,21 @@ def test_whatever_else_is_asked_of_it_loads_the_real_one(line):
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize("line", [
+    "import torch._dynamo.config as part",
+    "from torch._dynamo.config import __spec__; import torch._dynamo.config as part",
+    "import importlib; part = importlib.import_module('torch._dynamo.config')",
+    "from torch._dynamo import config as part",
+    "import torch; part = torch._dynamo.config",
+])
+def test_a_part_of_it_is_the_one_that_the_compiler_itself_uses_however_it_is_imported(line):
+    look = ("import sys; from torch._dynamo import convert_frame; assert part is convert_frame.config;"
+            "assert part is sys.modules['torch._dynamo.config']; assert part.__spec__.origin.endswith('config.py')")
+    ended = subprocess.run([sys.executable, "-c", IMPORTS.format(f"{line}\n{look}")], capture_output=True, text=True,
+                           check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_training_step_does_not_import_the_compiler_and_one_can_still_compile():
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
