@@ -59,7 +59,8 @@ STALL = {"launch.stall_seconds": 2.0}
 CASES = (
     Case("a rank is killed", f"1:{CALL}:kill", reason="a failure"),
     Case("a rank dies of a segmentation fault", f"1:{CALL}:segv", reason="killed by SIGSEGV"),
-    Case("a rank raises", f"1:{CALL}:raise", Exit.USER_ERROR, "ZeroDivisionError: this user code is broken on purpose"),
+    Case("a rank raises", f"1:{CALL}:raise", Exit.USER_ERROR,
+         r"ZeroDivisionError: this user code is broken on purpose \(tests/integration/small\.py:\d+, in _strike\)$"),
     Case("a rank ends itself with a code of its own", f"1:{CALL}:exit", Exit.USER_ERROR, "exit code 7"),
     Case("a rank ends itself with a code that has a meaning here", f"1:{CALL}:leave", Exit.USER_ERROR, "exit code 1"),
     Case("a rank is stopped", f"1:{CALL}:stop", reason="the process is stopped \\(SIGSTOP\\)",
@@ -68,6 +69,9 @@ CASES = (
     Case("a rank hangs in a system call", f"1:{CALL}:read", reason="small.py", seconds=30, settings=STALL),
     Case("the same step fails again and again", "1:4:kill!", Exit.NO_PROGRESS, "2 failures in a row",
          settings={"launch.max_restarts_without_progress": 2}),
+    Case("a rank never comes to a collective", "1:4:pause!", Exit.NO_PROGRESS,
+         "2 failures in a row.*: rank 0: a collective timed out after 5 s on rank 0",
+         settings={"launch.max_restarts_without_progress": 2, "parallel.timeout_seconds": 5.0}),
 )
 
 
@@ -196,7 +200,10 @@ def test_another_pod_is_replaced_and_the_survivor_waits_in_place(
         (waiting,) = job.lines(0, "waiting for other pods")[:1]
         assert (len(waiting["present"]), waiting["least"]) == (1, 2)
     job.start(1)
-    job.wait_for(lambda: len(job.lines(0, "restored")) == 1, "the restore of the survivor")
+    # Rank 0, which tells, may be in either.
+    job.wait_for(lambda: len(job.lines(0, "restored") + job.lines(1, "restored")) == 1, "the restore")
+    (again,) = job.lines(0, "ranks start again")
+    assert (again["why"], len(again["joined"]), len(again["left"])) == ("pods went away", 1, 1)
     assert len(job.lines(0, "plan")) == 1, "its pod was not started again"
     saved = survey(file_store, "pods").committed[0].step
     job.wait_for(lambda: survey(file_store, "pods").committed[0].step > saved, "a new checkpoint")
@@ -212,8 +219,37 @@ def test_ranks_of_several_pods_that_are_killed_together_are_one_failure(
     rounds = [name for name, _ in itertools.groupby(failure["round"] for failure in told)]
     assert len(rounds) == len(set(rounds)) == 3, told
     assert len(told) > len(rounds), "both pods told of a round"
+    for number in (0, 1):
+        for line in job.lines(number, "ranks start again"):
+            assert re.fullmatch(r"rank \d of pod job-worker-\d: killed by SIGKILL", line["why"]), line
     assert Exit.NO_PROGRESS in codes, job.text()
     assert not list(file_store.list("pods/pods/")), "no mark is left by a pod that ended in order"
+
+
+def test_a_pod_whose_ranks_are_well_says_which_rank_of_which_pod_failed(
+        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("2:2", workload__options={"faults": [f"1:{CALL}:kill"]})
+    job.start(0)
+    job.wait_for(lambda: job.lines(0, "serving"), "the first pod")
+    job.start(1)
+    job.wait_for(lambda: job.lines(0, "restored") + job.lines(1, "restored"), "the restart")
+    for number in (0, 1):
+        (line,) = job.lines(number, "ranks start again")
+        assert re.fullmatch(r"rank 1 of pod job-worker-\d: killed by SIGKILL", line["why"]), job.text()
+
+
+def test_pods_without_a_rendezvous_of_their_own_that_fail_together_are_one_failure_too(
+        pods: Callable[..., Pods], file_store: ObjectStore) -> None:
+    job = pods("2", launch__max_restarts_without_progress=3, workload__options={"faults": ["*:4:kill!"]})
+    for number in (0, 1):
+        job.environ = {"PET_RDZV_BACKEND": "static", "PET_RDZV_ENDPOINT": "", "PET_RDZV_CONF": "",
+                       "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(job.port), "PET_NODE_RANK": str(number),
+                       "PET_MAX_RESTARTS": "0"}
+        job.start(number)
+    assert {job.end(0), job.end(1)} == {Exit.KILLED}, job.text()
+    told = [json.loads(bytes(file_store.get(key))) for key, _ in file_store.list("pods/failures/")]
+    rounds = [failure["round"] for failure in told]
+    assert (len(set(rounds)), len(rounds)) == (1, 2), told
 
 
 def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_store: ObjectStore) -> None:
@@ -223,6 +259,7 @@ def test_pods_come_and_go_within_the_limits(pods: Callable[..., Pods], file_stor
     job.wait_for(lambda: survey(file_store, "pods").committed, "a checkpoint of one pod")
     job.start(1)
     job.wait_for(lambda: worlds() == [1, 2], "the second pod to be taken in")
+    assert [line["why"] for line in job.lines(0, "ranks start again")] == ["pods joined"]
     job.wait_for(lambda: len(job.lines(0, "restored")) == 1, "the training of two")
     job.terminate(1)
     assert job.end(1) == Exit.PREEMPTED, job.text()
@@ -283,16 +320,16 @@ def test_sigterm_while_the_host_of_the_rendezvous_is_not_there(pods: Callable[..
 
 
 @pytest.fixture
-def namespaced() -> Callable[[str], list[str]]:
+def namespaced() -> Callable[..., list[str]]:
     """Makes a command that runs another one with file systems of its own, after a shell line."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("only root may mount: no own file systems for a process here")
-    return lambda line: ["unshare", "--mount", "sh", "-ec", f'{line}; exec "$@"', "sh"]
+    return lambda line, *more: ["unshare", "--mount", *more, "sh", "-ec", f'{line}; exec "$@"', "sh"]
 
 
 def test_the_name_of_the_rendezvous_host_comes_late(
         pods: Callable[..., Pods], file_store: ObjectStore, tmp_path: Path,
-        namespaced: Callable[[str], list[str]]) -> None:
+        namespaced: Callable[..., list[str]]) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     job = pods("2:2")
@@ -309,7 +346,7 @@ def test_the_name_of_the_rendezvous_host_comes_late(
 
 
 def test_a_full_disk_ends_the_run_with_its_name(make_file_job: MakeJob, file_store: ObjectStore,
-                                                namespaced: Callable[[str], list[str]]) -> None:
+                                                namespaced: Callable[..., list[str]]) -> None:
     job = make_file_job(name="full", settings={"launch.nproc_per_node": "1"})
     folder = Path(file_store.url.removeprefix("file://"))
     folder.mkdir(exist_ok=True)
@@ -318,6 +355,16 @@ def test_a_full_disk_ends_the_run_with_its_name(make_file_job: MakeJob, file_sto
     assert ended.code == Exit.STORE_UNAVAILABLE, ended.text
     assert "No space left on device" in str(ended.lines[-1]["reason"]), ended.text
     assert "Traceback" not in ended.text
+
+
+def test_a_run_that_is_the_first_process_of_its_container_saves_as_any_other(
+        make_file_job: MakeJob, namespaced: Callable[..., list[str]]) -> None:
+    job = make_file_job(name="first", settings={"launch.nproc_per_node": "1", "train.epochs": 1})
+    within = namespaced("mount -t proc proc /proc", "--pid", "--fork", "--kill-child")
+    ended = finish(job.start([*within, sys.executable, "-m", "trainer", "run", str(job.config())]), timeout=120)
+    assert ended.code == 0, ended.text
+    assert not ended.events("the uploader is gone, starting another: what it held is lost"), ended.text
+    assert not marked(f"RATCHET_TEST_JOB={job.folder}\0")
 
 
 def test_a_host_of_the_rendezvous_that_never_comes_is_named(pods: Callable[..., Pods]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -96,7 +97,7 @@ class Starter:
     def _start(self) -> subprocess.Popen[bytes]:
         self._started, self._told = time.monotonic(), False
         command = [sys.executable, "-m", MODULE, str(self._listener.fileno())]
-        command += ["--tied"] if self._tied else []
+        command += ["--tied", str(os.getpid())] if self._tied else []
         # A session of its own: torchrun ends the sessions of its ranks, and this must outlive them.
         process = subprocess.Popen(command, env=self._environ, stdin=subprocess.PIPE, start_new_session=True,
                                    pass_fds=[self._listener.fileno()])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from trainer.config import Config, ConfigError, Resolved
 from trainer.store import ObjectStore, open_store
 
 _READERS = 4
+_COMMANDS = ("ls", "show", "verify", "diff", "export", "import", "prune")
 _OPERANDS = {"export": ("FILE",), "diff": ("A", "B")}
 """What stands right behind a command."""
 
@@ -45,8 +47,14 @@ def main(words: Sequence[str], load: Callable[[Sequence[str]], Resolved]) -> int
         StoreError: when the store does not answer.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
+    command, words = "".join(words[:1]), list(words)
+    if command not in _COMMANDS:
+        close = difflib.get_close_matches(command, _COMMANDS, n=1)
+        raise ConfigError((f"ratchet checkpoints: unknown command {command!r}" if command
+                           else "ratchet checkpoints: a command must follow")
+                          + (f"; did you mean {close[0]}?" if close else f" (there are {', '.join(_COMMANDS)})"))
     operands, words = take_operands(words)
-    parser.add_argument("command", choices=("ls", "show", "verify", "diff", "export", "prune"))
+    parser.add_argument("command")
     parser.add_argument("--step", type=int)
     parser.add_argument("--keep-last", type=int)
     parser.add_argument("--keep-every", type=int, default=0)

@@ -1,6 +1,6 @@
 """The process that owns the staged snapshots of a pod and brings them to the store.
 
-    python -m trainer.checkpoint.uploader LISTENER [--tied]
+    python -m trainer.checkpoint.uploader LISTENER [--tied PARENT]
 
 Ranks hand their shares over through shared memory and a socket and train on; the uploader writes
 the objects, the receipts and, when the last receipt of the job is there, the manifest. It outlives
@@ -344,13 +344,15 @@ def main(argv: list[str], connect: Callable[[StoreSettings], ObjectStore] = open
     """
     parser = argparse.ArgumentParser(prog="python -m trainer.checkpoint.uploader")
     parser.add_argument("listener", type=int, help="descriptor of the listening socket")
-    parser.add_argument("--tied", action="store_true", help="end, after what is staged, when the parent ends")
+    parser.add_argument("--tied", type=int, metavar="PARENT",
+                        help="process that has started this one; when it ends, end after what is staged")
     options = parser.parse_args(argv)
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop.hear)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the supervisor decides
-    if options.tied:
-        _hear_of_parents_end()
+    tied = options.tied is not None
+    if tied:
+        _hear_of_end_of(options.tied)
     config = from_json(sys.stdin.read())
     configure(config.log, run=config.run.name, pod=os.environ.get("POD_NAME", ""))
     _be_nice()
@@ -361,13 +363,13 @@ def main(argv: list[str], connect: Callable[[StoreSettings], ObjectStore] = open
     began = time.monotonic()
 
     def over() -> bool:
-        unused = not options.tied and not uploader.called and time.monotonic() - began > _UNUSED_SECONDS
-        return stop.wanted or unused or (not options.tied and uploader.deserted)
+        unused = not tied and not uploader.called and time.monotonic() - began > _UNUSED_SECONDS
+        return stop.wanted or unused or (not tied and uploader.deserted)
 
     uploader.serve(listener, until=over)
     if not uploader.settle(config.launch.stop_budget_seconds):
         get_logger().warning("the last snapshot is not in the store: no time is left")
-    if not options.tied:
+    if not tied:
         shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
     uploader.close()
     return 0
@@ -381,11 +383,14 @@ def _be_nice() -> None:
         Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
-def _hear_of_parents_end() -> None:
-    """Get SIGTERM when the parent ends. PR_SET_PDEATHSIG of prctl(2) is 1."""
-    parent = os.getppid()
+def _hear_of_end_of(parent: int) -> None:
+    """Get SIGTERM when the parent ends. PR_SET_PDEATHSIG of prctl(2) is 1.
+
+    Args:
+        parent: its process id. 1 is one like any other: in a container without an init, it is the supervisor's.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:  # it ended before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from trainer.elastic.causes import Causes
 from trainer.elastic.meeting import Meeting
 from trainer.elastic.nursery import Cold, Nursery, Process
 from trainer.launch.exits import Exit, Report, write_report, write_round
@@ -47,6 +48,7 @@ class WarmAgent(SimpleElasticAgent):
                  meeting: Meeting) -> None:
         super().__init__(spec, shutdown_timeout=stop_seconds)
         self._nursery, self._program, self._meeting = nursery, program, meeting
+        self._causes = Causes(meeting)
         self._ranks: dict[int, Process] = {}
         self.met = False
         """Whether the pods have come together at least once."""
@@ -55,7 +57,13 @@ class WarmAgent(SimpleElasticAgent):
         self._meeting.begin()
         super()._rendezvous(worker_group)
         self.met = True
-        write_round(_name_round(worker_group))
+        restarts = self._restarts(worker_group)
+        write_round(_name_round(worker_group, restarts))
+        self._causes.began(worker_group.store, _key("ended", worker_group, restarts))
+
+    def _restarts(self, group: WorkerGroup) -> int:
+        """How often the ranks of this pod have failed and were started again."""
+        return int(group.spec.max_restarts - self._remaining_restarts)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         get_logger().info("starting ranks", ranks=[worker.global_rank for worker in worker_group.workers],
@@ -79,7 +87,7 @@ class WarmAgent(SimpleElasticAgent):
             "ROLE_WORLD_SIZE": str(worker.role_world_size),
             "MASTER_ADDR": str(group.master_addr),
             "MASTER_PORT": str(group.master_port),
-            "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
+            "TORCHELASTIC_RESTART_COUNT": str(self._restarts(group)),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
             "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
@@ -93,6 +101,7 @@ class WarmAgent(SimpleElasticAgent):
             orphaned = not self._nursery.alive
             for worker, code in failed.items():
                 _report(worker, code, self._pid(worker), orphaned=orphaned)
+            self._causes.tell(self._pid(worker) for worker in failed)
             return RunResult(state=WorkerState.FAILED, failures={
                 worker.global_rank: ProcessFailure(worker.local_rank, self._pid(worker), code, error_file="")
                 for worker, code in failed.items()})
@@ -133,12 +142,22 @@ class WarmAgent(SimpleElasticAgent):
         return [process.pid for process in self._ranks.values() if process.pid is not None and process.exitcode is None]
 
 
-def _name_round(group: WorkerGroup) -> str:
-    """A name that all pods of the round have in common, so that what ends it is counted once."""
-    name = secrets.token_hex(4)
-    if group.spec.rdzv_handler.get_backend() == "static" or group.store is None:
-        return name  # its store knows no rounds: each pod names its own
-    return bytes(group.store.compare_set("ratchet/round", "", name)).decode()
+def _name_round(group: WorkerGroup, restarts: int) -> str:
+    """A name that all pods of the round have in common, so that what ends it is counted once.
+
+    Args:
+        group: has just met in a store.
+        restarts: of this pod's ranks so far, in place.
+    """
+    assert group.store is not None
+    return bytes(group.store.compare_set(_key("round", group, restarts), "", secrets.token_hex(4))).decode()
+
+
+def _key(name: str, group: WorkerGroup, restarts: int) -> str:
+    """A key that all pods of this round use, and those of no other."""
+    # An elastic round has a store of its own, and its pods have restarted as often as each of them needed.
+    # Static pods have one store for good; they only meet when they have restarted equally often.
+    return f"ratchet/{name}/{restarts}" if group.spec.rdzv_handler.get_backend() == "static" else f"ratchet/{name}"
 
 
 def _report(worker: Worker, code: int, pid: int, *, orphaned: bool = False) -> None:

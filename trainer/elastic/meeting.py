@@ -30,6 +30,10 @@ class Meeting:
         self._began = time.monotonic()
         self._due = self._began + _FIRST_SECONDS
 
+    def present(self) -> set[tuple[str, int]]:
+        """Name and process of the agents that have met; empty where nobody keeps count of them (static)."""
+        return {(node.addr, node.pid) for node in self._state.state.participants} if self._state else set()
+
     def look(self) -> None:
         """Called while it lasts, as often as the rendezvous is polled."""
         now = time.monotonic()

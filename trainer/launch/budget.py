@@ -7,15 +7,18 @@ between them. They are kept with the run, because the pod that counts may be the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 
 from trainer.store import NotFound, ObjectStore, StoreError
 
 _LOOK_BACK = 50
+"""Rounds, or as many as the limit if that is more. How many pods tell of each round makes no difference."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,40 @@ def record(store: ObjectStore, run: str, failure: Failure, limit: int) -> int:
         StoreError: when the store does not take or give them.
     """
     folder = f"{run}/failures/"
-    before = [_read(store, key) for key in [key for key, _ in store.list(folder)][-_LOOK_BACK:]]
+    before = [_read(store, key) for key in _newest([key for key, _ in store.list(folder)], max(limit, _LOOK_BACK))]
     count = in_a_row([*filter(None, before), failure])
     now = time.time()
     final = Failure(**{**asdict(failure), "time": now, "final": count >= limit})
-    store.put(f"{folder}{int(now * 1000):015d}-{secrets.token_hex(4)}.json", json.dumps(asdict(final)).encode())
+    name = "-".join(filter(None, (f"{int(now * 1000):015d}", secrets.token_hex(4), failure.round)))
+    store.put(f"{folder}{name}.json", json.dumps(asdict(final)).encode())
+    if final.final:
+        with contextlib.suppress(StoreError):  # pods that come no more have nothing to say to the next start
+            remove_marks(store, run)
     return count
+
+
+def _newest(keys: Sequence[str], most: int) -> list[str]:
+    """Of the newest rounds, the first record of each; every record without a round."""
+    first: dict[str, str] = {}
+    for key in keys:
+        _, _, name = PurePosixPath(key).stem.partition("-")[2].partition("-")
+        first.setdefault(name or key, key)
+    return list(first.values())[-most:]
 
 
 def in_a_row(failures: Iterable[Failure]) -> int:
     """Failures at the end of the list between which no checkpoint was committed."""
-    count, checkpoint, newest = 0, -1, ""
+    count, checkpoint = 0, -1
+    seen: set[str] = set()
     ended = False
     for failure in failures:
-        if not failure.round or failure.round != newest:
+        if failure.round not in seen:
             if ended:
                 count, checkpoint, ended = 0, -1, False
             count = count + 1 if failure.checkpoint <= checkpoint else 1
-        checkpoint, newest = max(checkpoint, failure.checkpoint), failure.round
+        if failure.round:
+            seen.add(failure.round)
+        checkpoint = max(checkpoint, failure.checkpoint)
         ended = ended or failure.final
     return count
 
@@ -96,6 +115,21 @@ def find_mark(store: ObjectStore, run: str, pod: str) -> Mark | None:
 def remove_mark(store: ObjectStore, run: str, pod: str) -> None:
     """Say that the pod has ended in order, or was told to. Raises StoreError."""
     store.delete(_mark_key(run, pod))
+
+
+def remove_marks(store: ObjectStore, run: str, older_than: float = 0.0) -> None:
+    """Remove the marks of all pods of the run.
+
+    Args:
+        older_than: seconds; younger ones stay. 0: none stays.
+
+    Raises:
+        StoreError: when the store does not let them go.
+    """
+    now = time.time() - (store.clock_ahead or 0.0)
+    for key, written in list(store.written(f"{run}/pods/")):
+        if not older_than or written < now - older_than:
+            store.delete(key)
 
 
 def _mark_key(run: str, pod: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -62,7 +63,7 @@ class Row:
 TABLE = (
     Row(Exit.DONE, "the run is complete, now or already before", "nothing"),
     Row(Exit.USER_ERROR, "an unexpected error, mostly in user code",
-        "read the last line; fix; start again: it resumes"),
+        "mend what the reason names (the log has the traceback); start again: it resumes"),
     Row(Exit.BAD_CONFIG, "a wrong setting, plug-in, store or checkpoint, found before training",
         "fix what the line names"),
     Row(Exit.UNREADABLE, "the run has checkpoints and none of them verifies",
@@ -77,8 +78,8 @@ TABLE = (
     Row(Exit.STORE_UNAVAILABLE, "the store does not answer", "look at the store; retried"),
     Row(Exit.PEER_LOST, "another pod's ranks went away and no restart was left", "look at the other pods; retried"),
     Row(Exit.NO_RENDEZVOUS, "not enough pods came together in time", "look for pending pods; retried"),
-    Row(Exit.STALLED, "a rank hung, was killed for it, and no restart was left",
-        "read the stacks in the log; retried"),
+    Row(Exit.STALLED, "a rank hung and was killed for it, or did not come to a collective, and no restart was left",
+        "read the stacks in the log, in those of the other pods too; retried"),
     Row(Exit.DIVERGED, "ranks did not have the same state, and no restart was left",
         "look at the rank and tensor that the line names: faulty hardware, or code that changes one rank; retried"),
     Row(Exit.UPLOADER_LOST, "the process of the pod that writes to the store did not answer, and no restart was left",
@@ -124,10 +125,28 @@ def write_report_to(folder: Path, report: Report) -> None:
     _write_whole(target, json.dumps(whole))
 
 
+class Reports:
+    """The reports in a folder. Each is read once: it never changes.
+
+    Args:
+        completed: adds what is known of a new report besides.
+    """
+
+    def __init__(self, folder: Path, completed: Callable[[Report], Report] = lambda report: report) -> None:
+        self._folder, self._completed = folder, completed
+        self._known: dict[str, Report] = {}
+
+    def read(self) -> list[Report]:
+        """All of them, the earliest first."""
+        for path in self._folder.glob("rank-*.json"):
+            if path.name not in self._known:
+                self._known[path.name] = self._completed(Report(**json.loads(path.read_text())))
+        return sorted(self._known.values(), key=lambda report: report.time)
+
+
 def read_reports(folder: Path) -> list[Report]:
     """All reports in the folder, the earliest first."""
-    reports = [Report(**json.loads(path.read_text())) for path in folder.glob("rank-*.json")]
-    return sorted(reports, key=lambda report: report.time)
+    return Reports(folder).read()
 
 
 def write_round(name: str) -> None:

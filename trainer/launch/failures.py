@@ -3,15 +3,18 @@
 Also those that nobody in the pod can tell of. The kernel kills the whole container when its memory is
 used up (`memory.oom.group`, which kubelets set since 1.28), supervisor included. So a pod leaves a mark
 in the store while it is at work, and its next start counts the mark as a failure, unless the node was
-started anew in between: a node that went away says nothing against the run.
+started anew in between: a node that went away says nothing against the run. Marks that no pod comes back
+for are removed when they are old, and with the end of the job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import re
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainer.checkpoint.survey import survey
@@ -27,13 +30,15 @@ _ANSWERED = (Exit.DONE, Exit.INTERRUPTED, Exit.PREEMPTED, Exit.PEER_LOST, Exit.S
 """Ends that say nothing against this run: another's fault, or nobody's."""
 _TICK_SECONDS = 0.2
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_OLD_SECONDS = 7 * 86400.0
+"""A mark of that age says nothing any more."""
 
 
 class Failures:
     """Counts what happens to this pod.
 
     Args:
-        pod: its name, the same for the pod that replaces it; empty outside of Kubernetes: then there are no marks.
+        pod: see `lasting_name`; empty outside of Kubernetes: then there are no marks.
         folder: of the reports, with the name of the round.
         reports: those in it, the earliest first, with all that is known.
         boot: of the node; None: asked of the kernel.
@@ -48,7 +53,10 @@ class Failures:
         self._counting: Aside[int] | None = None
         self._marking: Aside[None] | None = None
         self._marked = ""
+        self._lock = threading.Lock()
+        """Whoever holds it may change the mark."""
         self._ended = False
+        """No mark is left from now on."""
         self._last = ""
 
     def begin(self, store: ObjectStore) -> Outcome | None:
@@ -60,7 +68,8 @@ class Failures:
         if not self._pod:
             return None
         outcome = None
-        with contextlib.suppress(StoreError):  # not counted: the operator's own limits remain
+        with self._lock, contextlib.suppress(StoreError):  # not counted: the operator's own limits remain
+            budget.remove_marks(store, self._run, _OLD_SECONDS)
             mark = budget.find_mark(store, self._run, self._pod)
             if mark is not None and self._boot and mark.boot == self._boot:
                 self._last = f"pod {self._pod} was killed without a word, mostly out of memory"
@@ -102,20 +111,24 @@ class Failures:
             exhausted = self._answer(store, until)
         return exhausted or outcome
 
-    def end(self, store: ObjectStore) -> Aside[None] | None:
-        """Take the mark away, in the background: from now on an end is no failure."""
-        if not self._pod:
-            return None
+    def end(self, store: ObjectStore | None, *, complete: bool = False) -> Aside[None] | None:
+        """Take the mark away, in the background: from now on an end is no failure.
+
+        Args:
+            store: None: not open yet; then no mark is left later either.
+            complete: so is the run, and no pod has to come again: take all marks away.
+        """
         self._ended = True
-        before = self._marking
+        if not self._pod or store is None:
+            return None
 
         def remove() -> None:
-            if before is not None:
-                before.wait()
-            budget.remove_mark(store.impatient(), self._run, self._pod)
+            with self._lock:
+                budget.remove_mark(store.impatient(), self._run, self._pod)
+                if complete:
+                    budget.remove_marks(store.impatient(), self._run)
 
-        self._marking = Aside(remove, self._events)
-        return self._marking
+        return Aside(remove, self._events)
 
     def _answer(self, store: ObjectStore, until: float) -> Outcome | None:
         while (exhausted := self.look(store)) is None and self._counting is not None and time.monotonic() < until:
@@ -130,8 +143,13 @@ class Failures:
         name = read_round(self._folder)
         if name != self._marked:
             self._marked, mark = name, budget.Mark(self._boot, name)
-            self._marking = Aside(lambda: budget.leave_mark(store.impatient(), self._run, self._pod, mark),
-                                  self._events)
+
+            def leave() -> None:
+                with self._lock:
+                    if not self._ended:
+                        budget.leave_mark(store.impatient(), self._run, self._pod, mark)
+
+            self._marking = Aside(leave, self._events)
 
     def _new(self) -> Report | None:
         """The root of a failure of this pod's ranks that was not counted yet; all ranks' ends are one failure."""
@@ -157,6 +175,16 @@ class Failures:
         return Outcome(Exit.NO_PROGRESS, f"{count} failures in a row and no new checkpoint between them"
                                          f" (launch.max_restarts_without_progress = {self._limit}); the last:"
                                          f" {self._last}")
+
+
+def lasting_name(pod: str, environ: Mapping[str, str]) -> str:
+    """The name of a pod that its replacement has too.
+
+    A pod of an Indexed Job, and so of a JobSet, is called JOB-INDEX-RANDOM.
+    """
+    index = environ.get("JOB_COMPLETION_INDEX")
+    found = re.fullmatch(rf"(.+-{re.escape(index)})-[a-z0-9]{{5}}", pod) if index else None
+    return found[1] if found else pod
 
 
 def _counts(code: int) -> bool:

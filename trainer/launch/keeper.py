@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.config import Config
-from trainer.launch.exits import Exit, Report, read_reports, write_report_to
+from trainer.launch.exits import Exit, Report, Reports, write_report_to
 from trainer.launch.memory import MemoryEvents
 from trainer.launch.watchdog import Limits, Verdict, Watchdog, process_state
 from trainer.telemetry.logs import get_logger
@@ -33,14 +33,17 @@ class Keeper:
                  stalled: Callable[[str], None] = lambda _: None) -> None:
         launch = config.launch
         self._metrics, self._folder = metrics, reports
+        # Completed when it is new: later another process may sit in the rank's place, and more memory may be gone.
+        self._reports = Reports(reports, self._completed)
         self._stalled = stalled
         self._watchdog = Watchdog(Limits(launch.silent_seconds, launch.stall_seconds, launch.start_seconds))
-        self._memory = MemoryEvents.read()
+        self._memory = self._memory_before = MemoryEvents.read()
+        self._round = ""
         self._without_uploader: set[str] = set()
 
     def reports(self) -> list[Report]:
         """Why ranks ended, the earliest first, with what only the pod knows."""
-        return [self._completed(report) for report in read_reports(self._folder)]
+        return self._reports.read()
 
     def conclusive(self) -> Report | None:
         """A report after which a restart in place is no help: the failure is permanent, or the store is away."""
@@ -64,7 +67,7 @@ class Keeper:
 
     def mute_uploader(self) -> bool:
         """Whether ranks ended because the uploader gave no answer; true once for each round of ranks."""
-        rounds = {report.round for report in read_reports(self._folder) if report.code == Exit.UPLOADER_LOST}
+        rounds = {report.round for report in self.reports() if report.code == Exit.UPLOADER_LOST}
         new = rounds - self._without_uploader
         self._without_uploader |= rounds
         return bool(new)
@@ -73,7 +76,10 @@ class Keeper:
         if report.step < 0 <= report.rank:
             steps = [view.step for view in self._metrics.view().ranks if view.pid == report.pid]
             report = dataclasses.replace(report, step=steps[0] if steps else -1)
-        if report.code == Exit.KILLED and (why := MemoryEvents.read().since(self._memory)):
+        if report.round != self._round:
+            self._round, self._memory_before = report.round, self._memory
+        self._memory = MemoryEvents.read()
+        if report.code == Exit.KILLED and (why := self._memory.since(self._memory_before)):
             report = dataclasses.replace(report, message=f"{why} ({report.message})")
         return report
 

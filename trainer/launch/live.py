@@ -155,9 +155,11 @@ class LiveView:
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
         for rank in view.ranks:
             pace = paces.get(rank.local_rank)
+            finished = not rank.up and rank.state == "shutdown"  # its last word: it had nothing left to do
+            state = "finished" if finished else rank.state.replace("_", " ") if rank.up else "gone"
             table.add_row(
                 str(rank.rank),
-                Text(rank.state.replace("_", " ") if rank.up else "gone", style="default" if rank.up else "red"),
+                Text(state, style="red" if state == "gone" else "default"),
                 f"{rank.step:,}",
                 _duration(pace.step_seconds) if pace else "-",
                 f"{100 * pace.data_wait:.0f}%" if pace else "-",

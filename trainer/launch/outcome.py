@@ -31,7 +31,7 @@ class Outcome:
 
 
 def decide(child_returncode: int, signal_received: int | None, reports: Sequence[Report], *, done: bool | None,
-           round_began: float = 0.0, child: str = "torchrun") -> Outcome:
+           newest: str = "", child: str = "torchrun") -> Outcome:
     """Choose the exit code.
 
     In this order: a permanent failure is never hidden by what follows from it; a complete run is
@@ -43,15 +43,15 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
         signal_received: the first signal this pod got, if any.
         reports: why ranks ended, the earliest first.
         done: whether the store says that the run is complete; None when it did not answer.
-        round_began: when the last set of ranks began; earlier reports were answered by a restart.
+        newest: the last round of ranks; reports of earlier ones were answered by a restart.
         child: what to call it.
     """
     permanent = next((report for report in reports if 0 < report.code < 128), None)
     if permanent is not None:
         return Outcome(permanent.code, permanent.message, permanent)
-    if done or (child_returncode == 0 and done is None and signal_received is None and not _preempted(reports)):
+    last = [report for report in reports if report.round == newest]
+    if done or (child_returncode == 0 and done is None and signal_received is None and not _preempted(last)):
         return Outcome(Exit.DONE, "the run is complete")
-    last = [report for report in reports if report.time >= round_began] or list(reports)
     if signal_received is not None:
         code = Exit.INTERRUPTED if signal_received == signal.SIGINT else Exit.PREEMPTED
         name = signal.Signals(signal_received).name
@@ -59,8 +59,10 @@ def decide(child_returncode: int, signal_received: int | None, reports: Sequence
         if saved is not None:
             return Outcome(code, f"{name}: {saved.message}", saved)
         return Outcome(code, f"{name}: stopped without a new checkpoint; the last committed one counts")
-    root = next((report for report in last if report.code not in (Exit.DONE, Exit.PEER_LOST)),
-                next((report for report in last if report.code == Exit.PEER_LOST), None))
+    # Whoever waits for the next round in vain has got over what ended the last one.
+    root = next((report for report in last if report.code == Exit.NO_RENDEZVOUS),
+                next((report for report in last if report.code not in (Exit.DONE, Exit.PEER_LOST)),
+                     next((report for report in last if report.code == Exit.PEER_LOST), None)))
     if root is not None:
         return Outcome(root.code, root.message, root)
     if child_returncode == 0:

@@ -22,8 +22,8 @@ from trainer.launch import reports
 from trainer.launch.announce.voices import Voices
 from trainer.launch.child import Child
 from trainer.launch.early import Commands, Early, started
-from trainer.launch.exits import Exit
-from trainer.launch.failures import Failures
+from trainer.launch.exits import Exit, read_round
+from trainer.launch.failures import Failures, lasting_name
 from trainer.launch.keeper import Keeper
 from trainer.launch.outcome import Outcome, decide
 from trainer.launch.plan import STOP_MARGIN_SECONDS, LaunchPlan
@@ -104,7 +104,8 @@ class _Supervisor:
         self.metrics = PodMetrics(run=config.run.name, nproc=early.plan.nproc)
         self.voices = Voices(config, self.metrics, early.environ)
         self.keeper = Keeper(config, self.metrics, early.reports, self.voices.stalled)
-        self.failures = Failures(config, events, _pod(early.environ), early.reports, self.keeper.reports)
+        pod = lasting_name(_pod(early.environ), early.environ)
+        self.failures = Failures(config, events, pod, early.reports, self.keeper.reports)
         with contextlib.ExitStack() as stack:
             if early.on_terminal:
                 from trainer.launch.live import LiveView  # pods have no terminal and need not load it
@@ -134,7 +135,9 @@ class _Supervisor:
         outcome = self._stay_with(child, Aside(self._prepare, self.signals.events))
         child.end()
         outcome = outcome or self._conclude(child)
-        if self.store is not None and (ended := self.failures.end(self.store)):
+        leader = self.metrics.view().leader
+        complete = outcome.code == Exit.DONE and leader is not None and leader.rank == 0  # one pod does it for all
+        if ended := self.failures.end(self.store, complete=complete):
             ended.wait(self._left_seconds())
         return outcome
 
@@ -183,8 +186,7 @@ class _Supervisor:
                 log.warning("stopping", signal=signal.Signals(received[0]).name,
                             stop_budget_seconds=self.config.launch.stop_budget_seconds)
                 deadline = min(deadline, self.signals.first_at + self._patience())
-                if self.store is not None:
-                    self.failures.end(self.store)  # whatever comes now, nobody died without a word
+                self.failures.end(self.store)  # whatever comes now, nobody died without a word
                 self._stop(child, self.signals.first_at)
             elif stopping and ((len(received) > 1 and not hopeless) or self._beat > deadline):
                 log.warning("killing what is left", why="second signal" if len(received) > 1 else "budget used up")
@@ -226,7 +228,7 @@ class _Supervisor:
             return decide(child.returncode, self.signals.first, self.keeper.reports(), done=False)
         asked = self._ask_done()
         outcome = decide(child.returncode, self.signals.first, self.keeper.reports(), done=asked,
-                         round_began=self.metrics.round_began())
+                         newest=read_round(self.early.reports))
         if outcome.code == Exit.DONE:
             return outcome
         assert self.store is not None

@@ -163,9 +163,7 @@ class RankMetrics:
             "world_size": world_size,
             "pid": os.getpid(),
             "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            # Order incarnations on one machine (monotonic), and relate them to reports (since the epoch).
-            "born": time.monotonic(),
-            "started": time.time(),
+            "born": time.monotonic(),  # orders the processes that have had this place
         }
         self.flush(force=True)
 

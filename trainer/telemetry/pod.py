@@ -147,11 +147,6 @@ class PodMetrics(Collector):
             self._outliving.update({name: value for name, _, value in packet["values"] if BY_NAME[name].outlives})
             self._count_lost_steps(slot)
 
-    def round_began(self) -> float:
-        """When the newest set of processes began, in seconds since the epoch; 0 before the first."""
-        with self._lock:
-            return min((float(slot.packet["started"]) for slot in self._slots.values()), default=0.0)
-
     def hearts(self) -> list[Heartbeat]:
         """Of the ranks that have one and whose process is there."""
         with self._lock:

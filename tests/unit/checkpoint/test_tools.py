@@ -74,8 +74,12 @@ def test_pruning_needs_a_yes_and_leaves_no_object_behind(tool: Tool, store: Obje
 
 
 def test_mistakes_are_told(tool: Tool) -> None:
-    with pytest.raises(ConfigError, match="invalid choice: 'lst'"):
+    with pytest.raises(ConfigError, match=r"unknown command 'lst'; did you mean ls\?"):
         tool("lst")
+    with pytest.raises(ConfigError, match=r"unknown command 'imprt'; did you mean import\?"):
+        tool("imprt")
+    with pytest.raises(ConfigError, match=r"unknown command 'frob' .there are ls, show, .*, export, import, prune"):
+        tool("frob")
     with pytest.raises(ConfigError, match="--keep-last N"):
         tool("prune")
     with pytest.raises(ConfigError, match=r"--keep-best needs --best\.metric NAME"):

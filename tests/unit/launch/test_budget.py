@@ -33,7 +33,8 @@ def test_counting_begins_anew_after_the_failure_that_ended_the_job():
     (["a", "a", "b", "b"], 2),
     (["a", "a", "b", "c", "c", "c"], 3),
     (["", "", ""], 3),  # failed before they met
-    (["a", "", "a"], 3),
+    (["a", "", "a"], 2),
+    (["a", "b", "a", "b", "a"], 2),  # pods are not equally quick to tell
 ])
 def test_what_several_pods_say_of_one_round_is_one_failure(rounds, count):
     assert in_a_row([failure(100, name=name) for name in rounds]) == count
@@ -55,6 +56,17 @@ def test_failures_are_counted_over_restarts_and_pods(store):
     assert counts == [1, 2, 3]
     assert record(store, "run", failure(100), limit=3) == 1, "the third one was final"
     assert record(store, "other", failure(100), limit=3) == 1
+
+
+def test_any_number_of_pods_may_tell_of_each_round(store):
+    for number in range(4):
+        counts = [record(store, "run", failure(100, name=f"{number:08x}"), limit=5) for _pod in range(30)]
+        assert counts == [number + 1] * 30
+    assert record(store, "run", failure(100, name="last"), limit=5) == 5
+
+
+def test_a_limit_of_many_failures_is_reached_too(store):
+    assert [record(store, "run", failure(100), limit=70) for _ in range(71)] == [*range(1, 71), 1]
 
 
 def test_a_record_of_another_version_counts_for_nothing(store):

@@ -1,7 +1,9 @@
 """Failures of a pod, counted in a real store; the pod's processes are reports in a folder."""
 
 import dataclasses
+import os
 import queue
+import threading
 import time
 
 import pytest
@@ -10,7 +12,7 @@ from trainer.checkpoint.names import MANIFEST, Place, attempt_name
 from trainer.config import load
 from trainer.launch.budget import Mark, find_mark
 from trainer.launch.exits import REPORTS_ENV, Exit, Report, read_reports, write_report_to, write_round
-from trainer.launch.failures import Failures
+from trainer.launch.failures import Failures, lasting_name
 from trainer.launch.outcome import Outcome
 from trainer.store import StoreUnavailable, open_store
 
@@ -31,6 +33,9 @@ class Job:
         reports.mkdir()
         return reports, Failures(self.config, queue.SimpleQueue(), name, reports, lambda: read_reports(reports),
                                  boot)
+
+    def marks(self):
+        return [key.rpartition("/")[2] for key, _ in self.store.list(f"{self.config.run.name}/pods/")]
 
     def commit(self, step):
         self.store.put(f"{Place(self.config.run.name, step, attempt_name(1, '0' * 8)).folder}/{MANIFEST}", b"{}")
@@ -141,6 +146,92 @@ def test_a_pod_that_was_told_to_stop_leaves_no_mark(job):
     assert find_mark(job.store, job.config.run.name, "worker-0") is None
 
 
+class Slow:
+    """A store that takes an object only when it is let go."""
+
+    def __init__(self, store):
+        self._store = store
+        self.called, self.go, self.taken = threading.Event(), threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def impatient(self):
+        return self
+
+    def put(self, *args, **options):
+        self.called.set()
+        assert self.go.wait(30)
+        self._store.put(*args, **options)
+        self.taken.set()
+
+
+@pytest.mark.parametrize("by", ["the start", "a new round"])
+def test_a_mark_that_is_on_its_way_when_the_pod_is_told_to_stop_does_not_stay(job, by):
+    folder, failures = job.pod()
+    slow = Slow(job.store)
+    if by == "the start":
+        threading.Thread(target=failures.begin, args=(slow,), daemon=True).start()
+    else:
+        assert failures.begin(job.store) is None
+        (folder / "round").write_text("a")
+        failures.look(slow)
+    assert slow.called.wait(30)
+    ended = failures.end(slow)
+    ended.wait(0.5)  # removed now, it would be put again
+    slow.go.set()
+    assert slow.taken.wait(30)
+    ended.wait(30)
+    assert job.marks() == []
+
+
+def test_a_pod_that_was_told_to_stop_before_its_store_was_open_leaves_no_mark(job):
+    _, failures = job.pod()
+    assert failures.end(None) is None
+    assert failures.begin(job.store) is None
+    assert job.marks() == []
+
+
+def test_a_mark_of_last_week_says_nothing_any_more(job):
+    for name in ("worker-0", "gone"):
+        assert job.pod(name)[1].begin(job.store) is None
+    assert job.marks() == ["gone.json", "worker-0.json"]
+    week = time.time() - 8 * 86400
+    for path in (job.folder / "store").rglob("pods/*.json"):
+        os.utime(path, (week, week))
+    assert job.pod()[1].begin(job.store) is None
+    assert job.marks() == ["worker-0.json"]
+    assert list(job.store.list(f"{job.config.run.name}/failures/")) == []
+
+
+def test_no_mark_outlives_the_job(job):
+    _, failures = job.pod()
+    for name in ("worker-1", "worker-2"):
+        assert job.pod(name)[1].begin(job.store) is None
+    failures.end(job.store, complete=True).wait()
+    assert job.marks() == [], "the run is complete"
+    for name in ("worker-1", "worker-2"):
+        assert job.pod(name)[1].begin(job.store) is None
+    for _ in range(3):
+        _, failures = job.pod()
+        outcome = failures.settle(job.store, Outcome(137, "torchrun was killed by SIGKILL"), soon())
+    assert outcome.code == Exit.NO_PROGRESS
+    assert job.marks() == [], "it went nowhere: a pod that comes again is a new start"
+
+
+@pytest.mark.parametrize(("pod", "index", "name"), [
+    ("job-worker-0", None, "job-worker-0"),
+    ("job-x7k2p", None, "job-x7k2p"),  # without an index nobody knows who replaces whom
+    ("job-3-x7k2p", "3", "job-3"),
+    ("set-node-0-12-x7k2p", "12", "set-node-0-12"),
+    ("set-node-0-12", "12", "set-node-0-12"),  # its host name
+    ("job-worker-0", "0", "job-worker-0"),
+    ("", "0", ""),
+])
+def test_the_replacement_of_a_pod_has_its_name(pod, index, name):
+    assert lasting_name(pod, {"JOB_COMPLETION_INDEX": index} if index else {}) == name
+
+
 def test_outside_of_kubernetes_there_are_no_marks(job):
     _, failures = job.pod(name="")
     assert failures.begin(job.store) is None
@@ -150,6 +241,8 @@ def test_outside_of_kubernetes_there_are_no_marks(job):
 
 def test_a_store_that_does_not_answer_costs_the_count_and_nothing_else(job):
     class Away:
+        clock_ahead = None
+
         def impatient(self):
             return self
 

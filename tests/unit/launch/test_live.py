@@ -6,8 +6,8 @@ from trainer.launch.live import LiveView, Pace, Paces
 from trainer.telemetry.pod import PodView, RankView
 
 
-def rank(at, *, rank=0, pid=1, up=True, steps=0, waited=0.0, step=None):
-    return RankView(rank=rank, local_rank=rank, pid=pid, up=up, state="data_wait", step=steps if step is None else step,
+def rank(at, *, rank=0, pid=1, up=True, steps=0, waited=0.0, step=None, state="data_wait"):
+    return RankView(rank=rank, local_rank=rank, pid=pid, up=up, state=state, step=steps if step is None else step,
                     epoch=2, at=at, steps=steps, samples=32 * steps, step_seconds=0.1 * steps,
                     times={"data_wait": waited, "compute": at - waited})
 
@@ -51,6 +51,14 @@ def test_the_view_shows_what_the_ranks_do():
     for words in ("digits  training", "2 restarts, 5 steps repeated", "step 120/480", "25%", "epoch 2", "loss 0.1235",
                   "lr 0.001", "checkpoint step 100", "data wait", "gone"):
         assert words in text
+
+
+def test_a_rank_that_has_ended_well_is_finished_and_not_gone():
+    view = PodView(ranks=(rank(5, up=False, state="shutdown"),), world_size=1, restarts=0, lost_steps=0, values={},
+                   info={})
+    text = draw(view)
+    assert "finished" in text
+    assert "gone" not in text
 
 
 def test_before_the_first_word_of_a_rank_there_is_one_line():

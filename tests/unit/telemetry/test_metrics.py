@@ -45,7 +45,7 @@ def rank(clock, wire):
 def test_the_first_word_says_who_speaks(rank, wire):
     first = wire.sent[0]
     assert (first["version"], first["rank"], first["local_rank"], first["world_size"]) == (1, 3, 1, 4)
-    assert {"pid", "restart", "born", "started"} <= first.keys()
+    assert {"pid", "restart", "born"} <= first.keys()
 
 
 def test_time_by_state_is_right_at_any_flush_also_within_a_state(rank, wire, clock):
