@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8, help="rounds of every contestant (%(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="steps of a contestant in a round (%(default)s)")
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="NAME", help=" ".join(NAMES))
-    parser.add_argument("--hidden", type=int, default=HIDDEN, help="width of the model: how long a step is (%(default)s)")
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="width of the model: how long a step is"
+                        " (%(default)s)")
     options = parser.parse_args()
     os.environ[HIDDEN_ENV] = str(options.hidden)
     last = options.steps - LOG_EVERY  # the line of the last step waits for the last save
@@ -105,7 +106,8 @@ def _summary(found: dict[str, list[dict[str, float]]]) -> dict[str, object]:
         "same_loss": max(losses) - min(losses) < 1e-3,
     }
     for other in set(found) - {"ratchet"} if "ratchet" in found else ():
-        pairs = [(theirs["step_s"], ours["step_s"]) for theirs, ours in zip(found[other], found["ratchet"], strict=True)]
+        pairs = [(theirs["step_s"], ours["step_s"])
+                 for theirs, ours in zip(found[other], found["ratchet"], strict=True)]
         ratios = [theirs / ours for theirs, ours in pairs]
         summary[f"ratio_to_{other}"] = round(statistics.median(ratios), 4)
         summary[f"ratio_to_{other}_range"] = [round(min(ratios), 4), round(max(ratios), 4)]
