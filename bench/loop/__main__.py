@@ -1,6 +1,6 @@
 """Step time of Ratchet as it runs by default, beside a bare hand-written DistributedDataParallel loop and its peers.
 
-    python -m bench.loop [--rounds N] [--steps N] [--only NAME ...]
+    python -m bench.loop [--rounds N] [--steps N] [--only NAME ...] [--hidden N]
 
 Two ranks, gloo, one thread each, the same model, batches and optimizer. Ratchet is `ratchet run` with all
 defaults on: supervisor, heartbeats, metrics, log lines, ledger, and a checkpoint every 100 steps. The peers log
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.loop.contestants import LOG_EVERY, SAVE_EVERY
-from bench.loop.workload import BATCH, LEARNING_RATE
+from bench.loop.workload import BATCH, HIDDEN, HIDDEN_ENV, LEARNING_RATE
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("bare", "ratchet", "lightning", "fabric", "accelerate")
@@ -36,7 +36,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8, help="rounds of every contestant (%(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="steps of a contestant in a round (%(default)s)")
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="NAME", help=" ".join(NAMES))
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="width of the model: how long a step is"
+                        " (%(default)s)")
     options = parser.parse_args()
+    os.environ[HIDDEN_ENV] = str(options.hidden)
     last = options.steps - LOG_EVERY  # the line of the last step waits for the last save
     found: dict[str, list[dict[str, float]]] = {name: [] for name in options.only}
     for number in range(options.rounds):
@@ -103,10 +106,12 @@ def _summary(found: dict[str, list[dict[str, float]]]) -> dict[str, object]:
         "same_loss": max(losses) - min(losses) < 1e-3,
     }
     for other in set(found) - {"ratchet"} if "ratchet" in found else ():
-        pairs = zip(found[other], found["ratchet"], strict=True)
-        ratios = [theirs["step_s"] / ours["step_s"] for theirs, ours in pairs]
+        pairs = [(theirs["step_s"], ours["step_s"])
+                 for theirs, ours in zip(found[other], found["ratchet"], strict=True)]
+        ratios = [theirs / ours for theirs, ours in pairs]
         summary[f"ratio_to_{other}"] = round(statistics.median(ratios), 4)
         summary[f"ratio_to_{other}_range"] = [round(min(ratios), 4), round(max(ratios), 4)]
+        summary[f"ms_more_than_{other}"] = round(statistics.median(1000 * (ours - theirs) for theirs, ours in pairs), 3)
     return summary
 
 

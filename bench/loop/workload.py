@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from trainer.config import Config
 
-FEATURES, HIDDEN, CLASSES = 256, 256, 10
+HIDDEN_ENV = "RATCHET_BENCH_HIDDEN"
+FEATURES, HIDDEN, CLASSES = 256, int(os.environ.get(HIDDEN_ENV, "256")), 10
 SAMPLES, HELD_OUT = 10240, 1024
 BATCH = 128
 """Samples of a rank in a step."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -92,6 +93,7 @@ class Worker:
             self._build()
             training = self._restore()
             self.stop.install()
+            gc.freeze()  # all that is built stays to the end: no use in looking through it again and again
             if train(training):
                 return self._finish(training)
             return self._stop(training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -52,10 +53,14 @@ def termination_message(outcome: Outcome, *, last_checkpoint: str | None) -> str
 
 
 def how_to_continue(words: Sequence[str], config: Config) -> str:
-    """The command that trains on from a complete run: the user's own words with twice the length."""
+    """What trains on from a complete run, for instance twice as long: the command in the user's own words; in a
+    cluster, where nobody types one, the setting.
+    """
     positional, overrides = split_arguments(words)
     key, value = (("train.max_steps", config.train.max_steps * 2) if config.train.max_steps
                   else ("train.epochs", config.train.epochs * 2))
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return f"{key} = {value} in the configuration, and the job made anew"
     kept = [word for name, text in overrides if name != key for word in (f"--{name}", text)]
     return shlex.join([_program(), "run", *positional, *kept, f"--{key}", str(value)])
 
@@ -72,7 +77,7 @@ def completion(done: Done, place: str, continue_with: str) -> dict[str, object]:
     Args:
         done: the mark of the run.
         place: where its last checkpoint is.
-        continue_with: the command that trains on.
+        continue_with: what trains on.
     """
     held_out = {f"held_out_{name}": round(value, 4) for name, value in sorted(done.evaluation.items())}
     length = {} if _cut_short(done) else {"epochs": done.epochs}

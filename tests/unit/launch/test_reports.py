@@ -72,6 +72,12 @@ def test_the_command_that_continues_is_the_users_own_with_twice_the_length(words
     assert how_to_continue(words, dataclasses.replace(Config(), train=train)) == command
 
 
+def test_in_a_cluster_the_setting_that_continues_is_told_for_nobody_types_a_command_there(monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    config = dataclasses.replace(Config(), train=Train(epochs=10))
+    assert how_to_continue(["/etc/ratchet/config.toml"], config).startswith("train.epochs = 20 in the configuration")
+
+
 def test_a_complete_run_tells_accuracy_place_and_how_to_go_on():
     facts = completion(DONE, "file:///s/digits/step-000000230/a", "ratchet run --train.epochs 20")
     assert facts["held_out_accuracy"] == 0.9812
