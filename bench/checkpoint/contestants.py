@@ -221,7 +221,7 @@ class Distributed:
 
 def _fsspec(background: bool) -> Callable[..., Contestant]:
     def make(model: torch.nn.Module, optimizer: torch.optim.Optimizer, url: str) -> Contestant:
-        from torch.distributed.checkpoint import FsspecReader, FsspecWriter
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter  # no public name
 
         client = {"client_kwargs": {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}}
         return Distributed(model, optimizer, url, background=background,
