@@ -11,7 +11,6 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from tests.servers import free_ports
 from trainer.elastic import clocks
 from trainer.elastic.clocks import judge_by_own_clock
 
@@ -29,11 +28,11 @@ class Shifted(datetime):
 
 def meet(shift: float) -> list[tuple[int, int]]:
     """(rank, world size) of two nodes of which one has a clock that is ahead by `shift` seconds."""
-    (port,) = free_ports(1)
     found: list[tuple[int, int]] = []
     first = threading.Event()
 
     def node(name: str) -> None:
+        port = stores[0].port if stores else 0  # any that is free
         store = TCPStore("127.0.0.1", port, is_master=name == "first", wait_for_workers=False,
                          timeout=timedelta(seconds=30))
         stores.append(store)
@@ -41,7 +40,7 @@ def meet(shift: float) -> list[tuple[int, int]]:
         handler: Any = dynamic_rendezvous.create_handler(
             store, C10dRendezvousBackend(store, "run"),
             RendezvousParameters(backend="c10d", endpoint="", run_id="run", min_nodes=2, max_nodes=2,
-                                 local_addr="127.0.0.1", keep_alive_interval=1, keep_alive_max_attempt=3,
+                                 local_addr="127.0.0.1", keep_alive_interval=1, keep_alive_max_attempt=6,
                                  join_timeout=30))
         judge_by_own_clock(handler)
         if name == "second":  # its heartbeats come from a thread of torch's
